@@ -1,6 +1,6 @@
 /*
  * The first process of a pod. It holds the pod's namespaces open while the containers come and go, waits for orphaned
- * processes of a pod whose containers share one process namespace, and ends when it is asked to.
+ * processes of a pod whose containers share one process namespace, and exits on SIGINT or SIGTERM.
  *
  * Signals are taken one by one with sigwaitinfo rather than in handlers, so nothing has to be safe to interrupt.
  */

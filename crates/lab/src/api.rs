@@ -1,4 +1,4 @@
-//! The few questions that the lab asks an API server while a cluster starts.
+//! The few requests that the lab sends to an API server while a cluster starts.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use ureq::Agent;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, ErrorContext as _, Result};
 use crate::plan::ClusterPlan;
 
 pub(crate) struct ApiServer {
@@ -22,7 +22,7 @@ impl ApiServer {
     pub(crate) fn new(cluster: &ClusterPlan, pki: &Path) -> Result<Self> {
         let read = |name: &str| {
             let path = pki.join(name);
-            fs::read(&path).doing(|| format!("read {}", path.display()))
+            fs::read(&path).with_context(|| format!("read {}", path.display()))
         };
         let invalid = |error: ureq::Error| Error::Api {
             cluster: cluster.name.clone(),
@@ -40,7 +40,7 @@ impl ApiServer {
             .tls_config(tls)
             .timeout_global(Some(Duration::from_secs(5)))
             .http_status_as_error(false)
-            // A proxy of the machine's environment cannot reach the lab.
+            // An HTTP proxy from the environment cannot reach the lab.
             .proxy(None)
             .build()
             .new_agent();
@@ -51,7 +51,7 @@ impl ApiServer {
         })
     }
 
-    /// Whether the server says that it is ready. One that does not answer is not.
+    /// Whether the server reports that it is ready. A server that does not respond is not ready.
     pub(crate) fn is_ready(&self) -> bool {
         self.agent
             .get(format!("{}/readyz", self.address))
@@ -59,7 +59,7 @@ impl ApiServer {
             .is_ok_and(|response| response.status().is_success())
     }
 
-    /// The object at a path, or nothing when there is none.
+    /// The object at a path, or `None` if it does not exist.
     pub(crate) fn get(&self, path: &str) -> Result<Option<Value>> {
         let failed = |message: String| Error::Api {
             cluster: self.cluster.clone(),

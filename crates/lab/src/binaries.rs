@@ -1,5 +1,4 @@
-//! Kubernetes, etcd, CoreDNS and Helm, built from one pinned Go module and kept by the hash of what they are built
-//! from.
+//! Kubernetes, etcd, CoreDNS and Helm, built from one pinned Go module and cached by the hash of their sources.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,11 +8,11 @@ use std::process::Command;
 use sha2::{Digest as _, Sha256};
 
 use crate::command::run;
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, ErrorContext as _, Result};
 use crate::paths::Paths;
 use crate::progress::Progress;
 
-/// The sources, part of this program so that they need not be found.
+/// The sources, embedded so that they need not be found at run time.
 const SOURCES: [(&str, &str); 5] = [
     ("go.mod", include_str!("../kubernetes/go.mod")),
     ("go.sum", include_str!("../kubernetes/go.sum")),
@@ -27,11 +26,11 @@ const SOURCES: [(&str, &str); 5] = [
 
 const PACKAGES: [&str; 3] = ["./hyper", "./coredns", "helm.sh/helm/v3/cmd/helm"];
 
-/// Without symbols: half the size.
+/// Strips symbols, which halves the size.
 const LINKER_FLAGS: [&str; 2] = ["-s", "-w"];
 
 /// The names under which the multi-call program `hyper` is started.
-const CALLS: [&str; 7] = [
+const APPLETS: [&str; 7] = [
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
@@ -41,20 +40,20 @@ const CALLS: [&str; 7] = [
     "kubectl",
 ];
 
-/// A folder with every program that the lab brings itself.
+/// A folder with all programs that the lab builds itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binaries {
     directory: PathBuf,
 }
 
 impl Binaries {
-    /// The programs, when they are already built.
+    /// The programs, if they are already built.
     pub fn find(paths: &Paths) -> Option<Self> {
         let directory = paths.binaries().join(key());
         directory.is_dir().then_some(Binaries { directory })
     }
 
-    /// The programs; builds them first when need be.
+    /// The programs, which are built first if necessary.
     pub fn ensure(paths: &Paths, progress: &Progress) -> Result<Self> {
         if let Some(found) = Binaries::find(paths) {
             return Ok(found);
@@ -74,7 +73,7 @@ impl Binaries {
             let folder = file.parent().unwrap_or(&sources);
             fs::create_dir_all(folder)
                 .and_then(|()| fs::write(&file, text))
-                .doing(|| format!("write {}", file.display()))?;
+                .with_context(|| format!("write {}", file.display()))?;
         }
         let result = build(&sources, &unfinished, &version);
         let _ = fs::remove_dir_all(&sources);
@@ -82,14 +81,14 @@ impl Binaries {
             let _ = fs::remove_dir_all(&unfinished);
             return Err(error);
         }
-        for call in CALLS {
-            symlink("hyper", unfinished.join(call)).doing(|| format!("link {call}"))?;
+        for applet in APPLETS {
+            symlink("hyper", unfinished.join(applet)).with_context(|| format!("link {applet}"))?;
         }
         if let Err(error) = fs::rename(&unfinished, &directory) {
             let _ = fs::remove_dir_all(&unfinished);
-            // Another process may have been faster; its result is as good.
+            // Another process may have built them at the same time; its result is identical.
             if !directory.is_dir() {
-                return Err(error).doing(|| format!("rename to {}", directory.display()));
+                return Err(error).with_context(|| format!("rename to {}", directory.display()));
             }
         }
         progress.step("Kubernetes is built");
@@ -115,11 +114,11 @@ pub fn kubernetes_version() -> String {
         .to_owned()
 }
 
-/// Asks Go's module proxy for the one module that everything else comes with. Go's cache answers when it can.
+/// Checks that Go can fetch the Kubernetes module, from its cache or from the module proxy.
 pub(crate) fn check_modules() -> Result<(), String> {
     let module = format!("k8s.io/kubernetes@v{}", kubernetes_version());
     let mut command = Command::new("go");
-    // Outside of any module, so that nothing but the question matters.
+    // Outside of any module, so that no other module affects the result.
     command
         .current_dir("/")
         .env("GOFLAGS", "-mod=mod")
@@ -156,7 +155,7 @@ fn build(sources: &Path, output: &Path, version: &str) -> Result<()> {
     .map(drop)
 }
 
-/// Removes what builds that were killed have left, and all but the newest of the others, which a lab may be running.
+/// Removes the folders of killed builds, and all complete ones except the newest, which a running lab may use.
 fn remove_old(folder: &Path) {
     let mut complete = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -179,7 +178,7 @@ fn remove_old(folder: &Path) {
     }
 }
 
-/// Changes with everything that changes the programs.
+/// A hash of everything that determines the programs.
 fn key() -> String {
     let mut hash = Sha256::new();
     for (name, text) in SOURCES {
@@ -188,7 +187,7 @@ fn key() -> String {
         hash.update(text);
         hash.update([0]);
     }
-    for word in PACKAGES.iter().chain(&CALLS).chain(&LINKER_FLAGS) {
+    for word in PACKAGES.iter().chain(&APPLETS).chain(&LINKER_FLAGS) {
         hash.update(word);
         hash.update([0]);
     }
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn of_old_builds_only_the_newest_stays() {
+    fn only_the_newest_old_build_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         for (name, age) in [("aaaa", 3), ("bbbb", 1), ("cccc", 2), ("dddd.999999999", 0)] {
             let path = folder.path().join(name);

@@ -1,4 +1,4 @@
-//! A node's place in the machine's control groups, whichever layout the machine has.
+//! The control groups of labs and nodes, for both layouts of control groups.
 
 use std::fs;
 use std::io;
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, ErrorContext as _, Result};
 
-/// Everything of the lab is below this group.
+/// The parent of the groups of all labs.
 const ROOT: &str = "standin-lab";
 
-/// Controllers that Kubernetes asks for.
+/// Controllers that Kubernetes needs.
 const CONTROLLERS: [&str; 6] = ["cpu", "cpuset", "io", "memory", "pids", "hugetlb"];
 
-/// What the kernel gets to do what it was asked for.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the kernel may take to freeze, thaw or release processes.
+const KERNEL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How the machine mounts its control groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +31,8 @@ pub(crate) enum Layout {
 
 impl Layout {
     pub(crate) fn detect() -> Result<Self> {
-        let mounts =
-            fs::read_to_string("/proc/self/mounts").doing(|| "read the mount table".to_owned())?;
+        let mounts = fs::read_to_string("/proc/self/mounts")
+            .with_context(|| "read the mount table".to_owned())?;
         Layout::from_mounts(&mounts).ok_or_else(|| {
             Error::Refused(
                 "no control groups are mounted below /sys/fs/cgroup; mount them (`mount -t cgroup2 none \
@@ -48,15 +48,15 @@ impl Layout {
         let mut unified = None;
         for line in mounts.lines() {
             let mut fields = line.split(' ').skip(1);
-            let (Some(place), Some(kind)) = (fields.next(), fields.next()) else {
+            let (Some(mount), Some(kind)) = (fields.next(), fields.next()) else {
                 continue;
             };
-            if !place.starts_with("/sys/fs/cgroup") {
+            if !mount.starts_with("/sys/fs/cgroup") {
                 continue;
             }
             match kind {
-                "cgroup" => separate.push(PathBuf::from(place)),
-                "cgroup2" => unified = Some(PathBuf::from(place)),
+                "cgroup" => separate.push(PathBuf::from(mount)),
+                "cgroup2" => unified = Some(PathBuf::from(mount)),
                 _ => {}
             }
         }
@@ -99,18 +99,18 @@ impl Group {
         }
     }
 
-    /// As programs inside the hierarchies name it, such as the kubelet's `cgroupRoot`.
+    /// The path below every mount, such as for the kubelet's `cgroupRoot`.
     pub(crate) fn name(&self) -> String {
         format!("/{}", self.path.display())
     }
 
-    /// Makes the group, with a group `system` below it for the node's own programs. Pods come beside that one,
-    /// because a group of the unified layout holds either processes or groups.
+    /// Creates the group, with a group `system` below it for the node's own programs. The groups of pods are siblings of
+    /// `system`, because a group of the unified layout contains either processes or groups.
     pub(crate) fn create(&self) -> Result<()> {
         for mount in self.layout.mounts() {
             let system = mount.join(&self.path).join("system");
             fs::create_dir_all(&system)
-                .doing(|| format!("make the control group {}", system.display()))?;
+                .with_context(|| format!("create the control group {}", system.display()))?;
             match &self.layout {
                 Layout::Unified(_) => delegate_controllers(mount, &self.path)?,
                 Layout::Separate(_) => inherit_processors(mount, &self.path.join("system"))?,
@@ -124,12 +124,12 @@ impl Group {
         for mount in self.layout.mounts() {
             let procs = mount.join(&self.path).join("system/cgroup.procs");
             fs::write(&procs, "0")
-                .doing(|| format!("enter the control group {}", procs.display()))?;
+                .with_context(|| format!("enter the control group {}", procs.display()))?;
         }
         Ok(())
     }
 
-    /// Stops or continues every process of the group, without their knowledge.
+    /// Freezes or thaws every process of the group.
     pub(crate) fn freeze(&self, frozen: bool) -> Result<()> {
         let (file, value) = match &self.layout {
             Layout::Unified(mount) => (
@@ -147,13 +147,13 @@ impl Group {
             }
         };
         let writing = || format!("write {value} to {}", file.display());
-        fs::write(&file, value).doing(writing)?;
-        // It takes until every process has come to a stop.
-        let deadline = Instant::now() + PATIENCE;
+        fs::write(&file, value).with_context(writing)?;
+        // The kernel reports the state when every process has been frozen or thawed.
+        let deadline = Instant::now() + KERNEL_TIMEOUT;
         while !self.has_state(frozen) {
             if Instant::now() > deadline {
                 return Err(Error::Refused(format!(
-                    "the processes of {} do not stop",
+                    "the processes of {} cannot be frozen or thawed",
                     self.path.display()
                 )));
             }
@@ -165,25 +165,25 @@ impl Group {
     fn has_state(&self, frozen: bool) -> bool {
         match &self.layout {
             Layout::Unified(mount) => {
-                let wanted = if frozen { "frozen 1" } else { "frozen 0" };
+                let expected = if frozen { "frozen 1" } else { "frozen 0" };
                 fs::read_to_string(mount.join(&self.path).join("cgroup.events"))
-                    .is_ok_and(|events| events.lines().any(|line| line == wanted))
+                    .is_ok_and(|events| events.lines().any(|line| line == expected))
             }
             Layout::Separate(mounts) => {
-                let wanted = if frozen { "FROZEN" } else { "THAWED" };
+                let expected = if frozen { "FROZEN" } else { "THAWED" };
                 mounts
                     .iter()
                     .filter(|mount| mount.ends_with("freezer"))
                     .all(|mount| {
                         fs::read_to_string(mount.join(&self.path).join("freezer.state"))
-                            .is_ok_and(|state| state.trim() == wanted)
+                            .is_ok_and(|state| state.trim() == expected)
                     })
             }
         }
     }
 
-    /// Kills every process in the groups of the nodes below this group of a lab, paused ones too.
-    pub(crate) fn end_processes(&self) {
+    /// Kills every process in the groups of the nodes below this group of a lab, including frozen ones.
+    pub(crate) fn kill_processes(&self) {
         for mount in self.layout.mounts() {
             for node in child_groups(&mount.join(&self.path)) {
                 for (file, value) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
@@ -194,7 +194,7 @@ impl Group {
                 }
             }
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + KERNEL_TIMEOUT;
         loop {
             let processes = self.processes();
             if processes.is_empty() || Instant::now() > deadline {
@@ -217,9 +217,9 @@ impl Group {
         found
     }
 
-    /// The processor time that the group's processes have used, those that have ended included.
+    /// The processor time that the group's processes have used, including processes that have exited.
     pub(crate) fn processor_time(&self) -> Result<Duration> {
-        let unreadable =
+        let unsupported =
             || Error::Refused("the control groups do not count processor time".to_owned());
         match &self.layout {
             Layout::Unified(mount) => {
@@ -227,11 +227,11 @@ impl Group {
                 let line = text
                     .lines()
                     .find_map(|line| line.strip_prefix("usage_usec "))
-                    .ok_or_else(unreadable)?;
+                    .ok_or_else(unsupported)?;
                 line.trim()
                     .parse()
                     .map(Duration::from_micros)
-                    .map_err(|_| unreadable())
+                    .map_err(|_| unsupported())
             }
             Layout::Separate(mounts) => {
                 let accounting = mounts.iter().find(|mount| {
@@ -239,26 +239,27 @@ impl Group {
                         .file_name()
                         .is_some_and(|name| name.to_string_lossy().contains("cpuacct"))
                 });
-                let mount = accounting.ok_or_else(unreadable)?;
+                let mount = accounting.ok_or_else(unsupported)?;
                 let text = read(&mount.join(&self.path).join("cpuacct.usage"))?;
                 text.trim()
                     .parse()
                     .map(Duration::from_nanos)
-                    .map_err(|_| unreadable())
+                    .map_err(|_| unsupported())
             }
         }
     }
 
-    /// Removes the group and everything below it; its processes must have ended. Also the lab's common parent
-    /// group, when this was the last below it.
+    /// Removes the group and everything below it; its processes must have exited. Also removes the common parent group
+    /// of all labs if this was its last child.
     pub(crate) fn remove(&self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + KERNEL_TIMEOUT;
         for mount in self.layout.mounts() {
-            // The kernel takes a moment to let go of processes that have just ended.
+            // The kernel releases processes shortly after they have exited.
             while let Err(error) = remove_tree(&mount.join(&self.path)) {
                 if Instant::now() > deadline {
-                    return Err(error)
-                        .doing(|| format!("remove the control group {}", self.path.display()));
+                    return Err(error).with_context(|| {
+                        format!("remove the control group {}", self.path.display())
+                    });
                 }
                 thread::sleep(Duration::from_millis(20));
             }
@@ -269,7 +270,7 @@ impl Group {
 }
 
 fn read(file: &Path) -> Result<String> {
-    fs::read_to_string(file).doing(|| format!("read {}", file.display()))
+    fs::read_to_string(file).with_context(|| format!("read {}", file.display()))
 }
 
 fn collect_processes(group: &Path, found: &mut Vec<i32>) {
@@ -301,10 +302,10 @@ fn child_groups(group: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// In the unified layout each level passes its controllers on explicitly.
+/// Enables the controllers on every level: in the unified layout a group passes them on only explicitly.
 fn delegate_controllers(mount: &Path, group: &Path) -> Result<()> {
     let available = fs::read_to_string(mount.join("cgroup.controllers"))
-        .doing(|| format!("read the controllers of {}", mount.display()))?;
+        .with_context(|| format!("read the controllers of {}", mount.display()))?;
     let mut level = mount.to_owned();
     let mut levels = vec![level.clone()];
     for part in group {
@@ -317,7 +318,7 @@ fn delegate_controllers(mount: &Path, group: &Path) -> Result<()> {
             .iter()
             .filter(|name| available.split_whitespace().any(|word| word == **name))
         {
-            fs::write(&file, format!("+{controller}")).doing(|| {
+            fs::write(&file, format!("+{controller}")).with_context(|| {
                 format!(
                     "pass the {controller} controller on in {} (inside a container, the lab needs a delegated \
                      control group)",
@@ -329,18 +330,18 @@ fn delegate_controllers(mount: &Path, group: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A fresh group of the separate `cpuset` hierarchy may use no processor until it is told which.
+/// Copies the processors and memory nodes of the root group: a new group of the separate `cpuset` hierarchy may use none.
 fn inherit_processors(mount: &Path, group: &Path) -> Result<()> {
     if !mount.ends_with("cpuset") {
         return Ok(());
     }
     for file in ["cpuset.cpus", "cpuset.mems"] {
-        let value = fs::read_to_string(mount.join(file)).doing(|| format!("read {file}"))?;
+        let value = fs::read_to_string(mount.join(file)).with_context(|| format!("read {file}"))?;
         let mut level = mount.to_owned();
         for part in group {
             level.push(part);
             fs::write(level.join(file), value.trim())
-                .doing(|| format!("write {file} of {}", level.display()))?;
+                .with_context(|| format!("write {file} of {}", level.display()))?;
         }
     }
     Ok(())
@@ -351,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layouts_are_told_apart_by_the_mount_table() {
+    fn the_layout_is_detected_from_the_mount_table() {
         let unified = "proc /proc proc rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n";
         assert_eq!(
             Layout::from_mounts(unified),

@@ -1,4 +1,4 @@
-//! The command-line clients of a cluster, whether the lab runs it or someone else does.
+//! The command-line clients of a cluster, of the lab or of any other cluster.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,9 +12,9 @@ use crate::paths::Paths;
 #[derive(Clone, Debug)]
 pub struct Client {
     name: String,
-    /// The user's own when none is given.
+    /// `None` is the user's own kubeconfig.
     kubeconfig: Option<PathBuf>,
-    /// Where the clients keep what they keep.
+    /// Where the clients keep their caches and settings.
     state: PathBuf,
     binaries: Binaries,
 }
@@ -35,7 +35,7 @@ impl Client {
         }
     }
 
-    /// A cluster that exists already: a context of the user's kubeconfig.
+    /// An existing cluster: a context of the user's kubeconfig.
     pub fn of_context(context: &str, paths: &Paths, binaries: &Binaries) -> Result<Self> {
         let client = Client {
             name: context.to_owned(),
@@ -84,18 +84,18 @@ impl Client {
         run_with_input(self.kubectl().args(arguments), manifests).map(drop)
     }
 
-    /// Makes a namespace that is nobody's yet.
+    /// Creates a namespace. It is an error if it exists.
     pub fn create_new_namespace(&self, namespace: &str) -> Result<()> {
         run(self.kubectl().args(["create", "namespace", namespace])).map(drop).map_err(|error| {
             Error::Refused(format!(
-                "cannot make the namespace {namespace} in {}: {error}\nIf it is left from an earlier run, delete it \
+                "cannot create the namespace {namespace} in {}: {error}\nIf it is left from an earlier run, delete it \
                  with `kubectl --context {} delete namespace {namespace}`",
                 self.name, self.name
             ))
         })
     }
 
-    /// Makes a namespace, unless it is there.
+    /// Creates a namespace unless it exists.
     pub fn create_namespace(&self, namespace: &str) -> Result<()> {
         self.apply(
             namespace,
@@ -115,7 +115,7 @@ impl Client {
         run(self.kubectl().args(arguments)).map(drop)
     }
 
-    /// Loads an image archive into a cluster that exists already, where its kind is known by the context's name.
+    /// Loads an image archive into an existing cluster. The context's name tells whether it is a kind or a k3d cluster.
     pub fn load_image_into_existing(&self, archive: &Path) -> Result<()> {
         let mut command = if let Some(cluster) = self.name.strip_prefix("kind-") {
             let mut command = Command::new("kind");
@@ -135,7 +135,7 @@ impl Client {
             command
         } else {
             return Err(Error::Refused(format!(
-                "`{}` is neither a kind nor a k3d context, so the lab does not know how to bring {} there; set {} to \
+                "`{}` is neither a kind nor a k3d context, so the lab does not know how to load {} into it; set {} to \
                  a program that is called with the context and the archive",
                 self.name,
                 archive.display(),
@@ -148,7 +148,7 @@ impl Client {
     fn command(&self, program: &str, context: &str) -> Command {
         let mut command = Command::new(self.binaries.program(program));
         command.args([context, &self.name]);
-        // What the clients keep is the lab's, not the user's: they may run as root in the user's home.
+        // The clients keep their files in the lab's folder, not in the user's home, where they may run as root.
         for (variable, folder) in [
             ("KUBECACHEDIR", "kubectl"),
             ("HELM_CACHE_HOME", "helm/cache"),
@@ -159,7 +159,7 @@ impl Client {
         }
         if let Some(kubeconfig) = &self.kubeconfig {
             command.env("KUBECONFIG", kubeconfig);
-            // The lab's addresses are on this machine, where no proxy can reach them.
+            // The lab's addresses are on this machine, where an HTTP proxy cannot reach them.
             for variable in [
                 "HTTP_PROXY",
                 "HTTPS_PROXY",

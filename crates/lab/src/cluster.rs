@@ -1,4 +1,4 @@
-//! One running cluster: reach it, load images into it, break it.
+//! One running cluster: access to it, its images, and faults of its components and nodes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,19 @@ use crate::binaries::Binaries;
 use crate::client::Client;
 use crate::command::{run, tail};
 use crate::control;
-use crate::error::{Doing as _, Error, Result};
-use crate::keeper;
+use crate::daemon;
+use crate::error::{Error, ErrorContext as _, Result};
 use crate::lab::in_parallel;
 use crate::node::components::{API_SERVER, KUBELET};
 use crate::node::{self, ComponentState, ComponentStatus, pid_file};
 use crate::paths::LabPaths;
 use crate::plan::{ClusterPlan, NodePlan, Shape};
 
-/// How long the lab waits for a part of a cluster before it shows the log of that part.
-const PATIENCE: Duration = Duration::from_secs(180);
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
-/// A program that crashes this often while the lab waits for it will not come up.
-const CRASHES_TOLERATED: u32 = 5;
+/// How long a component may take to become ready before the start fails with its log.
+const READY_TIMEOUT: Duration = Duration::from_secs(180);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// A component that crashes this often while the lab waits for it is considered failed.
+const MAX_CRASHES: u32 = 5;
 const LOG_LINES: usize = 20;
 
 #[derive(Clone, Debug)]
@@ -52,16 +52,16 @@ impl Cluster {
         self.pki().join("admin.kubeconfig")
     }
 
-    /// The certificate of the cluster's authority and its key, in PEM, to sign certificates in tests.
+    /// The certificate of the cluster's certificate authority and its key, in PEM, to sign certificates in tests.
     pub fn authority(&self) -> Result<(String, String)> {
         let read = |name: &str| {
             let path = self.pki().join(name);
-            fs::read_to_string(&path).doing(|| format!("read {}", path.display()))
+            fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
         };
         Ok((read("ca.crt")?, read("ca.key")?))
     }
 
-    /// `kubectl`, `helm` and what is done with them.
+    /// The `kubectl` and `helm` client of this cluster.
     pub fn client(&self) -> Client {
         Client::of_lab(
             self.name(),
@@ -80,7 +80,7 @@ impl Cluster {
         Ok(command)
     }
 
-    /// A command that is in the network of a node, and sees the files of this machine.
+    /// A command in the network namespace of a node, with the files of the host.
     pub fn in_network_of(&self, node: &str) -> Result<Command> {
         let mut command = self.enter(node)?;
         command.args(["--net", "--"]);
@@ -110,24 +110,24 @@ impl Cluster {
     }
 
     pub fn start_component(&self, node: &str, component: &str) -> Result<()> {
-        self.ask_node(node, &node::Request::Start(component.to_owned()))
+        self.call_node(node, &node::Request::Start(component.to_owned()))
             .map(drop)
     }
 
-    /// Ends a program of a node; it stays away until it is started.
+    /// Stops a component of a node until it is started again.
     pub fn stop_component(&self, node: &str, component: &str) -> Result<()> {
-        self.ask_node(node, &node::Request::Stop(component.to_owned()))
+        self.call_node(node, &node::Request::Stop(component.to_owned()))
             .map(drop)
     }
 
-    /// Stops a program in the middle of what it does. Its connections stay open and silent.
+    /// Suspends a component with SIGSTOP. Its connections stay open and silent.
     pub fn pause_component(&self, node: &str, component: &str) -> Result<()> {
-        self.ask_node(node, &node::Request::Pause(component.to_owned()))
+        self.call_node(node, &node::Request::Pause(component.to_owned()))
             .map(drop)
     }
 
     pub fn continue_component(&self, node: &str, component: &str) -> Result<()> {
-        self.ask_node(node, &node::Request::Continue(component.to_owned()))
+        self.call_node(node, &node::Request::Continue(component.to_owned()))
             .map(drop)
     }
 
@@ -136,7 +136,7 @@ impl Cluster {
         self.start_component(node, component)
     }
 
-    /// The same with more arguments than the program has usually. The next restart is without them.
+    /// Restarts a component with additional arguments. The next restart is without them.
     pub fn restart_component_with(
         &self,
         node: &str,
@@ -146,24 +146,24 @@ impl Cluster {
         self.stop_component(node, component)?;
         let arguments = arguments.iter().map(|&argument| argument.to_owned());
         let request = node::Request::StartWith(component.to_owned(), arguments.collect());
-        self.ask_node(node, &request).map(drop)
+        self.call_node(node, &request).map(drop)
     }
 
-    /// Takes a node's power away.
+    /// Kills all processes of a node, like a power failure.
     pub fn stop_node(&self, node: &str) -> Result<()> {
         let node = self.node(node)?.name.clone();
-        self.ask_keeper(&keeper::Request::StopNode { node })
+        self.call_daemon(&daemon::Request::StopNode { node })
             .map(drop)
     }
 
-    /// Boots a node that was stopped. Its disk is as it was.
+    /// Starts a node that was stopped. Its disk is unchanged.
     pub fn start_node(&self, node: &str) -> Result<()> {
         let plan = self.node(node)?;
-        let request = keeper::Request::StartNode {
+        let request = daemon::Request::StartNode {
             cluster: self.plan.clone(),
             node: plan.name.clone(),
         };
-        self.ask_keeper(&request)?;
+        self.call_daemon(&request)?;
         for component in node::components::components(&self.plan, plan) {
             if component.name == KUBELET {
                 self.wait_for_api_server()?;
@@ -182,37 +182,37 @@ impl Cluster {
         self.freeze(node, false)
     }
 
-    /// What the programs of a node are doing.
+    /// The state of the components of a node.
     pub fn components(&self, node: &str) -> Result<Vec<ComponentStatus>> {
-        self.ask_node(node, &node::Request::Status)
+        self.call_node(node, &node::Request::Status)
     }
 
-    /// The log of a program of a node.
+    /// The log file of a component of a node.
     pub fn log(&self, node: &str, component: &str) -> Result<PathBuf> {
         let log = node::log_file(&self.paths.node(&self.node(node)?.name), component);
         if log.exists() {
             Ok(log)
         } else {
-            let known: Vec<String> = self
+            let names: Vec<String> = self
                 .components(node)?
                 .into_iter()
                 .map(|component| component.name)
                 .collect();
             Err(Error::Refused(format!(
                 "{node} has no log of `{component}`; its programs are {}",
-                known.join(", ")
+                names.join(", ")
             )))
         }
     }
 
-    /// Whether everything of the cluster has come up once. One whose start was interrupted is started anew.
+    /// Whether the cluster has started completely once. A cluster whose start was interrupted is started from scratch.
     pub(crate) fn is_complete(&self) -> bool {
         self.paths.complete_mark(self.name()).exists()
     }
 
     pub(crate) fn mark_complete(&self) -> Result<()> {
         let mark = self.paths.complete_mark(self.name());
-        fs::write(&mark, "").doing(|| format!("write {}", mark.display()))
+        fs::write(&mark, "").with_context(|| format!("write {}", mark.display()))
     }
 
     pub fn wait_for_api_server(&self) -> Result<()> {
@@ -240,20 +240,20 @@ impl Cluster {
         ApiServer::new(&self.plan, &self.pki())
     }
 
-    /// Waits for a condition that a program of a node brings about; shows that program's log when it does not.
+    /// Waits for a condition that a component of a node brings about. The error on timeout shows that component's log.
     pub(crate) fn wait_for(
         &self,
         node: &str,
         component: &str,
-        trouble: &str,
+        problem: &str,
         condition: impl Fn() -> bool,
     ) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + READY_TIMEOUT;
         loop {
             if condition() {
                 return Ok(());
             }
-            // A node that does not answer now may answer at the next look.
+            // A node that does not respond now may respond at the next poll.
             let crashed = self
                 .components(node)
                 .unwrap_or_default()
@@ -261,19 +261,19 @@ impl Cluster {
                 .find(|status| {
                     status.name == component
                         && status.state == ComponentState::Crashed
-                        && status.restarts >= CRASHES_TOLERATED
+                        && status.restarts >= MAX_CRASHES
                 });
-            let trouble = match crashed {
+            let problem = match crashed {
                 Some(status) => format!(
-                    "{trouble}: {component} ended {} times ({})",
+                    "{problem}: {component} exited {} times ({})",
                     status.restarts,
                     status.last_exit.unwrap_or_default()
                 ),
                 None if Instant::now() > deadline => {
-                    format!("{trouble} after {} s", PATIENCE.as_secs())
+                    format!("{problem} after {} s", READY_TIMEOUT.as_secs())
                 }
                 None => {
-                    thread::sleep(BETWEEN_LOOKS);
+                    thread::sleep(POLL_INTERVAL);
                     continue;
                 }
             };
@@ -281,7 +281,7 @@ impl Cluster {
             let text = fs::read_to_string(&log).unwrap_or_default();
             return Err(Error::Component {
                 node: node.to_owned(),
-                trouble,
+                problem,
                 log,
                 tail: tail(&text, LOG_LINES),
             });
@@ -289,8 +289,9 @@ impl Cluster {
     }
 
     pub(crate) fn load_into_node(&self, node: &str, archive: &Path) -> Result<()> {
-        // The archive is read here and piped: the node does not see the folders of the machine.
-        let file = fs::File::open(archive).doing(|| format!("open {}", archive.display()))?;
+        // The archive is opened here and piped: the node does not see the host's folders.
+        let file =
+            fs::File::open(archive).with_context(|| format!("open {}", archive.display()))?;
         let mut command = self.in_node(node)?;
         command.args([
             "ctr",
@@ -303,7 +304,7 @@ impl Cluster {
         let output = command
             .stdin(file)
             .output()
-            .doing(|| format!("run `{}`", crate::command::shown(&command)))?;
+            .with_context(|| format!("run `{}`", crate::command::shown(&command)))?;
         if output.status.success() {
             return Ok(());
         }
@@ -316,7 +317,7 @@ impl Cluster {
 
     fn freeze(&self, node: &str, frozen: bool) -> Result<()> {
         let node = self.node(node)?.name.clone();
-        self.ask_keeper(&keeper::Request::FreezeNode { node, frozen })
+        self.call_daemon(&daemon::Request::FreezeNode { node, frozen })
             .map(drop)
     }
 
@@ -326,7 +327,7 @@ impl Cluster {
             .iter()
             .find(|node| node.name == name)
             .ok_or_else(|| {
-                let known: Vec<&str> = self
+                let names: Vec<&str> = self
                     .plan
                     .nodes
                     .iter()
@@ -335,7 +336,7 @@ impl Cluster {
                 Error::Refused(format!(
                     "cluster {} has no node `{name}`; it has {}",
                     self.plan.name,
-                    known.join(", ")
+                    names.join(", ")
                 ))
             })
     }
@@ -344,7 +345,7 @@ impl Cluster {
         self.paths.node(&self.plan.first_node().name).join("pki")
     }
 
-    fn ask_node(&self, node: &str, request: &node::Request) -> Result<Vec<ComponentStatus>> {
+    fn call_node(&self, node: &str, request: &node::Request) -> Result<Vec<ComponentStatus>> {
         control::call(
             "node",
             &node::socket(&self.paths.node(&self.node(node)?.name)),
@@ -352,16 +353,16 @@ impl Cluster {
         )
     }
 
-    fn ask_keeper(&self, request: &keeper::Request) -> Result<keeper::Status> {
-        control::call(keeper::ROLE, &self.paths.keeper_socket(), request)
+    fn call_daemon(&self, request: &daemon::Request) -> Result<daemon::Status> {
+        control::call(daemon::ROLE, &self.paths.daemon_socket(), request)
     }
 }
 
 pub(crate) fn stopped_thread() -> Error {
-    Error::Refused("a thread of the lab ended by a bug; please report it".to_owned())
+    Error::Refused("a thread of the lab panicked, which is a bug; please report it".to_owned())
 }
 
-/// Runs a prepared command to its end and returns what it printed, with errors that show what it said.
+/// Runs a command to its end and returns its standard output. Errors show what it printed.
 pub fn output_of(command: &mut Command) -> Result<String> {
     run(command)
 }

@@ -1,19 +1,20 @@
-//! Running other programs, with errors that show what they said.
+//! Runs other programs, with errors that show their output.
 
 use std::env;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, ErrorContext as _, Result};
 
-/// How much of a failed program's output an error message shows.
-const LINES_SHOWN: usize = 15;
+/// How many of the last lines of a failed program's output an error shows.
+const MAX_OUTPUT_LINES: usize = 15;
 
-/// The cargo that runs this program, or else the one that is found, at the top of a repository.
+/// A `cargo` command at the top of a repository: the cargo that runs this program, or else the one on the PATH.
 ///
-/// What `cargo run` and `cargo test` say about their package is not about those that are built: a dependency whose build
-/// reads it would be built anew, and all that use it, whenever cargo is called from here and from a shell in turn.
+/// The variables that `cargo run` and `cargo test` set for their own package are removed. A dependency whose build script
+/// reads them would be rebuilt, with all of its dependents, whenever cargo is called alternately from here and from a
+/// shell.
 pub fn cargo(repository: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(repository);
@@ -26,12 +27,12 @@ pub fn cargo(repository: &Path) -> Command {
     command
 }
 
-/// Runs to the end and returns what was printed to standard output.
+/// Runs a command to its end and returns its standard output.
 pub(crate) fn run(command: &mut Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())
         .output()
-        .doing(|| format!("run `{}`", shown(command)))?;
+        .with_context(|| format!("run `{}`", shown(command)))?;
     checked(command, &output)
 }
 
@@ -42,14 +43,14 @@ pub(crate) fn run_with_input(command: &mut Command, input: &str) -> Result<Strin
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .doing(|| format!("run `{}`", shown(command)))?;
+        .with_context(|| format!("run `{}`", shown(command)))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that ends before it has read everything says why itself.
+        // A program that exits before it has read its input reports the reason itself.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child
         .wait_with_output()
-        .doing(|| format!("wait for `{}`", shown(command)))?;
+        .with_context(|| format!("wait for `{}`", shown(command)))?;
     checked(command, &output)
 }
 
@@ -75,7 +76,7 @@ fn checked(command: &Command, output: &Output) -> Result<String> {
         return Ok(stdout);
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let said = if stderr.trim().is_empty() {
+    let shown_output = if stderr.trim().is_empty() {
         stdout.as_str()
     } else {
         &stderr
@@ -83,7 +84,7 @@ fn checked(command: &Command, output: &Output) -> Result<String> {
     Err(Error::Command {
         command: shown(command),
         status: output.status.to_string(),
-        output: tail(said, LINES_SHOWN),
+        output: tail(shown_output, MAX_OUTPUT_LINES),
     })
 }
 
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failing_program_is_quoted() {
+    fn the_error_of_a_failing_program_shows_its_output() {
         let error = run(Command::new("sh").args(["-c", "echo first; echo second >&2; exit 3"]))
             .expect_err("exit code 3");
         let text = error.to_string();
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_is_the_end() {
+    fn the_tail_is_the_last_lines() {
         assert_eq!(tail("a\nb\nc", 2), "b\nc");
         assert_eq!(tail("a", 5), "a");
     }

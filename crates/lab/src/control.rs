@@ -1,4 +1,4 @@
-//! Requests to the lab's own processes: one JSON line there, one JSON line back, over a Unix socket.
+//! Requests to the lab's own processes over Unix sockets: one JSON line as the request, one as the response.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -6,22 +6,23 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use error_chain::error_chain;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, ErrorContext as _, Result};
 
-/// The longest that an answer takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Long enough for a response on a busy machine.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The answer on the socket. An error travels as its text: the caller cannot do more with it than show it.
+/// The response on the socket. An error is sent as text, because the caller can only show it.
 #[derive(Debug, Serialize, Deserialize)]
-enum Answer<T> {
+enum Reply<T> {
     Ok(T),
     Failed(String),
 }
 
-/// Sends one request to the process that listens on `socket` and waits for its answer.
+/// Sends one request to the process that listens on `socket` and waits for its response.
 pub(crate) fn call<Request, Response>(
     role: &'static str,
     socket: &Path,
@@ -31,63 +32,65 @@ where
     Request: Serialize,
     Response: DeserializeOwned,
 {
-    let talking = || format!("talk to the lab's {role} at {}", socket.display());
-    let mut stream = UnixStream::connect(socket).doing(talking)?;
-    stream.set_read_timeout(Some(PATIENCE)).doing(talking)?;
+    let action = || format!("talk to the lab's {role} at {}", socket.display());
+    let mut stream = UnixStream::connect(socket).with_context(action)?;
+    stream
+        .set_read_timeout(Some(RESPONSE_TIMEOUT))
+        .with_context(action)?;
     let mut line = serde_json::to_string(request).map_err(|source| Error::Json {
         what: format!("a request to the lab's {role}"),
         source,
     })?;
     line.push('\n');
-    stream.write_all(line.as_bytes()).doing(talking)?;
-    let mut answer = String::new();
-    if let Err(error) = BufReader::new(stream).read_line(&mut answer) {
+    stream.write_all(line.as_bytes()).with_context(action)?;
+    let mut response = String::new();
+    if let Err(error) = BufReader::new(stream).read_line(&mut response) {
         if error.kind() == io::ErrorKind::WouldBlock {
-            let seconds = PATIENCE.as_secs();
+            let seconds = RESPONSE_TIMEOUT.as_secs();
             let message = format!(
-                "nothing within {seconds} s; `cargo xtask lab status` shows whether the node is paused"
+                "no response within {seconds} s; `cargo xtask lab status` shows whether the node is paused"
             );
             return Err(Error::Remote { role, message });
         }
-        return Err(error).doing(talking);
+        return Err(error).with_context(action);
     }
-    if answer.is_empty() {
+    if response.is_empty() {
         return Err(Error::Remote {
             role,
-            message: "nothing; it ended while it worked".to_owned(),
+            message: "no response; it exited while it handled the request".to_owned(),
         });
     }
-    match serde_json::from_str(&answer).map_err(|source| Error::Json {
-        what: format!("the answer of the lab's {role}"),
+    match serde_json::from_str(&response).map_err(|source| Error::Json {
+        what: format!("the response of the lab's {role}"),
         source,
     })? {
-        Answer::Ok(response) => Ok(response),
-        Answer::Failed(message) => Err(Error::Remote { role, message }),
+        Reply::Ok(response) => Ok(response),
+        Reply::Failed(message) => Err(Error::Remote { role, message }),
     }
 }
 
-/// Answers requests in threads of their own until the process ends.
+/// Serves requests, each in its own thread, until the process exits.
 pub(crate) fn serve<Request, Response>(
     listener: UnixListener,
-    answer: impl Fn(Request) -> Result<Response> + Send + Clone + 'static,
+    handler: impl Fn(Request) -> Result<Response> + Send + Clone + 'static,
 ) where
     Request: DeserializeOwned,
     Response: Serialize,
 {
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let answer = answer.clone();
+            let handler = handler.clone();
             thread::spawn(move || {
-                // A caller that goes away in the middle needs no answer.
-                let _ = answer_one(&stream, answer);
+                // A client that has disconnected needs no response.
+                let _ = handle_connection(&stream, handler);
             });
         }
     });
 }
 
-fn answer_one<Request, Response>(
+fn handle_connection<Request, Response>(
     mut stream: &UnixStream,
-    answer: impl Fn(Request) -> Result<Response>,
+    handler: impl Fn(Request) -> Result<Response>,
 ) -> std::io::Result<()>
 where
     Request: DeserializeOwned,
@@ -96,26 +99,15 @@ where
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;
     let reply = match serde_json::from_str(&line) {
-        Ok(request) => match answer(request) {
-            Ok(response) => Answer::Ok(response),
-            Err(error) => Answer::Failed(chain(&error)),
+        Ok(request) => match handler(request) {
+            Ok(response) => Reply::Ok(response),
+            Err(error) => Reply::Failed(error_chain(&error)),
         },
-        Err(error) => Answer::Failed(format!("that is not a request: {error}")),
+        Err(error) => Reply::Failed(format!("not a request: {error}")),
     };
     let mut text = serde_json::to_string(&reply)?;
     text.push('\n');
     stream.write_all(text.as_bytes())
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text.push_str(": ");
-        text.push_str(&source.to_string());
-        next = source.source();
-    }
-    text
 }
 
 #[cfg(test)]
@@ -123,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_and_errors_come_back() {
+    fn responses_and_errors_are_returned() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("control.sock");
         serve(UnixListener::bind(&socket).unwrap(), |number: u32| {
@@ -137,14 +129,14 @@ mod tests {
         let error = call::<_, u32>("test", &socket, &0).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the lab's test answered: zero is not accepted"
+            "request to the lab's test failed: zero is not accepted"
         );
         let error = call::<_, u32>("test", &socket, &"word").unwrap_err();
         assert!(error.to_string().contains("not a request"), "{error}");
     }
 
     #[test]
-    fn nobody_listening_is_an_error_that_names_the_socket() {
+    fn a_missing_listener_is_an_error_that_names_the_socket() {
         let error = call::<_, u32>("test", Path::new("/nonexistent/x.sock"), &1).unwrap_err();
         assert!(error.to_string().contains("/nonexistent/x.sock"), "{error}");
     }

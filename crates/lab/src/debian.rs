@@ -1,12 +1,12 @@
 //! Root filesystems from the packages of the machine's own Debian or Ubuntu release.
 //!
 //! The packages are not installed: apt resolves them against an empty list of installed packages, in folders of our own,
-//! and their files are unpacked into a folder. The machine's packages and apt's state stay as they are; only the package
-//! lists of the last `apt-get update` are read. Maintainer scripts do not run. What the images need of their work is done
-//! here instead: the links of merged `/usr`, the alternatives, a few files in `/etc`.
+//! and their files are unpacked into a folder. The machine's packages and apt's state are not changed; only the package
+//! lists of the last `apt-get update` are read. Maintainer scripts do not run. The parts of their work that images need are
+//! done here instead: the links of merged `/usr`, the alternatives, a few files in `/etc`.
 //!
-//! A root filesystem is known by a key over the exact packages and everything else that determines its files. As long as
-//! the key stays the same, the folder in the cache is used as it is.
+//! A root filesystem is identified by a hash over the exact packages and everything else that determines its files. As
+//! long as the hash stays the same, the folder in the cache is reused.
 
 mod packages;
 
@@ -19,18 +19,18 @@ use std::process::Command;
 use self::packages::{Package, Repository};
 use crate::image::{Cache, Fingerprint, ImageError, output_of, pipe};
 
-/// Counted up whenever the code below gives other files than before, so that caches do not keep the old ones.
+/// Incremented whenever the code below produces different files, so that caches do not keep the old ones.
 const RECIPE_VERSION: u64 = 1;
 
-/// The section of a [`Cache`] that root filesystems are in.
+/// The section of a [`Cache`] for root filesystems.
 const ROOTS: &str = "roots";
 
-/// Packages ship `/bin` either as a folder or as a link into `/usr`. The links are made before anything is unpacked, so
-/// that the files of both kinds meet in `/usr`.
-const MERGED_INTO_USR: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
+/// Packages ship `/bin` either as a folder or as a link into `/usr`. The links are created before anything is unpacked, so
+/// that the files of both kinds are in `/usr`.
+const MERGED_USR_LINKS: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
-/// What no image of the lab needs, as patterns for tar in which `*` also matches `/`.
-const NEVER_NEEDED: [&str; 31] = [
+/// Paths that no image of the lab needs, as patterns for tar in which `*` also matches `/`.
+const EXCLUDED_PATHS: [&str; 31] = [
     "./boot",
     "./etc/apt",
     "./etc/cron.*",
@@ -64,7 +64,7 @@ const NEVER_NEEDED: [&str; 31] = [
     "./var/lib/dpkg",
 ];
 
-/// Packages that others depend on only because their maintainer scripts use them.
+/// Dependencies of packages whose only purpose is to be used by maintainer scripts.
 const ONLY_FOR_MAINTAINER_SCRIPTS: [&str; 8] = [
     "adduser",
     "debconf",
@@ -76,7 +76,7 @@ const ONLY_FOR_MAINTAINER_SCRIPTS: [&str; 8] = [
     "tar",
 ];
 
-/// Links that maintainer scripts make: the first of the programs that is there gets the name, unless a package ships it.
+/// Links that maintainer scripts create: to the first of the programs that exists, unless a package ships the name itself.
 const ALTERNATIVES: [(&str, &[&str]); 12] = [
     ("usr/bin/awk", &["mawk", "gawk"]),
     ("usr/bin/nc", &["nc.openbsd", "nc.traditional"]),
@@ -92,7 +92,7 @@ const ALTERNATIVES: [(&str, &[&str]); 12] = [
     ("usr/sbin/iptables-save", &["iptables-nft-save"]),
 ];
 
-/// Enough for programs to find names for their users and to resolve the names of hosts.
+/// Enough for programs to look up users and to resolve host names.
 const FILES_IN_ETC: [(&str, &str); 3] = [
     (
         "etc/passwd",
@@ -123,16 +123,16 @@ const FOLDERS: [(&str, u32); 9] = [
     ("var/tmp", 0o1777),
 ];
 
-/// A root filesystem that is being described.
+/// The description of a root filesystem.
 #[derive(Debug, Clone)]
 pub struct RootFilesystem {
     packages: Vec<String>,
-    packages_left_out: Vec<String>,
-    paths_left_out: Vec<String>,
+    excluded_packages: Vec<String>,
+    excluded_paths: Vec<String>,
     commands_inside: Vec<Vec<String>>,
 }
 
-/// A root filesystem that is complete, in a folder of the cache that must not be changed.
+/// A complete root filesystem, in a folder of the cache that must not be changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuiltRootFilesystem {
     path: PathBuf,
@@ -151,17 +151,17 @@ impl BuiltRootFilesystem {
 }
 
 impl RootFilesystem {
-    /// The packages with all that they depend on, but nothing that they only recommend.
+    /// The packages with their dependencies, without recommended packages.
     pub fn new<Name: Into<String>>(packages: impl IntoIterator<Item = Name>) -> Self {
         Self {
             packages: packages.into_iter().map(Into::into).collect(),
-            packages_left_out: ONLY_FOR_MAINTAINER_SCRIPTS.map(Into::into).to_vec(),
-            paths_left_out: NEVER_NEEDED.map(Into::into).to_vec(),
+            excluded_packages: ONLY_FOR_MAINTAINER_SCRIPTS.map(Into::into).to_vec(),
+            excluded_paths: EXCLUDED_PATHS.map(Into::into).to_vec(),
             commands_inside: Vec::new(),
         }
     }
 
-    /// Adds packages to the first ones.
+    /// Adds packages.
     pub fn and_packages<Name: Into<String>>(
         mut self,
         names: impl IntoIterator<Item = Name>,
@@ -170,30 +170,29 @@ impl RootFilesystem {
         self
     }
 
-    /// Leaves out packages that something depends on and that the image does without. A `*` at the end of a name stands
-    /// for any ending.
+    /// Excludes dependencies that the image does not need. A `*` at the end of a name matches any ending.
     pub fn without_packages<Name: Into<String>>(
         mut self,
         names: impl IntoIterator<Item = Name>,
     ) -> Self {
-        self.packages_left_out
+        self.excluded_packages
             .extend(names.into_iter().map(Into::into));
         self
     }
 
-    /// Leaves out files and folders, by patterns such as `./usr/lib/*/gconv` in which `*` also matches `/`. They are
+    /// Excludes files and folders, by patterns such as `./usr/lib/*/gconv` in which `*` also matches `/`. They are
     /// compared with the paths as the packages have them, before `/bin` and `/lib` are merged into `/usr`.
     pub fn without_paths<Pattern: Into<String>>(
         mut self,
         patterns: impl IntoIterator<Item = Pattern>,
     ) -> Self {
-        self.paths_left_out
+        self.excluded_paths
             .extend(patterns.into_iter().map(Into::into));
         self
     }
 
-    /// Runs a program of the root filesystem, with the root filesystem as its root, when everything else is there. It has
-    /// no `/proc` and no devices.
+    /// Runs a program of the root filesystem in a chroot, after everything else is complete. It has no `/proc` and no
+    /// devices.
     pub fn run_inside<Word: Into<String>>(
         mut self,
         command: impl IntoIterator<Item = Word>,
@@ -203,9 +202,9 @@ impl RootFilesystem {
         self
     }
 
-    /// The folder in the cache, made if it is not there or if `apt-get update` has brought newer packages.
+    /// The folder in the cache. It is built if it does not exist or if `apt-get update` has listed newer packages.
     ///
-    /// When the package lists of this machine turn out to be old, or not there, they are updated once.
+    /// If the package lists of this machine are out of date or missing, they are updated once.
     pub fn build(
         &self,
         cache: &Cache,
@@ -230,7 +229,7 @@ impl RootFilesystem {
     ) -> Result<BuiltRootFilesystem, ImageError> {
         let repository = Repository::open(cache)?;
         let mut packages = repository.resolve(&self.packages)?;
-        packages.retain(|package| !self.leaves_out(package));
+        packages.retain(|package| !self.is_excluded(package));
         let key = self.key(&packages);
         let path = cache.entry(ROOTS, &key[..16], |root| {
             let archives = repository.download(&packages, progress)?;
@@ -247,11 +246,11 @@ impl RootFilesystem {
         Ok(BuiltRootFilesystem { path, key })
     }
 
-    fn leaves_out(&self, package: &Package) -> bool {
-        // What was asked for by name is wanted, whoever else only uses it for maintainer scripts.
+    fn is_excluded(&self, package: &Package) -> bool {
+        // A package that was requested by name is kept, even if others use it only for maintainer scripts.
         !self.packages.contains(&package.name)
             && self
-                .packages_left_out
+                .excluded_packages
                 .iter()
                 .any(|pattern| match pattern.strip_suffix('*') {
                     Some(beginning) => package.name.starts_with(beginning),
@@ -267,8 +266,8 @@ impl RootFilesystem {
             fingerprint.text(&package.file_name);
             fingerprint.text(&package.checksum);
         }
-        fingerprint.number(self.paths_left_out.len() as u64);
-        for pattern in &self.paths_left_out {
+        fingerprint.number(self.excluded_paths.len() as u64);
+        for pattern in &self.excluded_paths {
             fingerprint.text(pattern);
         }
         fingerprint.number(self.commands_inside.len() as u64);
@@ -292,7 +291,7 @@ impl RootFilesystem {
 
     fn unpack(&self, archives: &[PathBuf], root: &Path) -> Result<(), ImageError> {
         create_folder(&root.join("usr"), 0o755)?;
-        for name in MERGED_INTO_USR {
+        for name in MERGED_USR_LINKS {
             create_folder(&root.join("usr").join(name), 0o755)?;
             create_link(&Path::new("usr").join(name), &root.join(name))?;
         }
@@ -305,7 +304,7 @@ impl RootFilesystem {
                 .arg(root)
                 .args(["--keep-directory-symlink", "--preserve-permissions"])
                 .args(["--no-same-owner", "--anchored", "--wildcards"]);
-            for pattern in &self.paths_left_out {
+            for pattern in &self.excluded_paths {
                 writer.arg(format!("--exclude={pattern}"));
             }
             pipe(&mut reader, &mut writer)?;
@@ -314,7 +313,7 @@ impl RootFilesystem {
     }
 }
 
-/// Does what of the maintainer scripts' work is needed. Packages may have brought any of it already.
+/// Does the necessary parts of the maintainer scripts' work. Packages may already contain some of it.
 fn complete(root: &Path) -> Result<(), ImageError> {
     for (path, mode) in FOLDERS {
         create_folder(&root.join(path), mode)?;
@@ -337,13 +336,13 @@ fn complete(root: &Path) -> Result<(), ImageError> {
 }
 
 fn run_inside(root: &Path, command: &[String]) -> Result<(), ImageError> {
-    // Whatever the caller's umask is, every user of the image may read what the program writes.
+    // Independent of the caller's umask, every user of the image may read the files that the program writes.
     let mut inside = Command::new("sh");
     inside.args(["-c", "umask 022; exec chroot \"$@\"", "chroot"]);
     inside.arg(root).args(command).env_clear().envs([
         ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
         ("LC_ALL", "C.UTF-8"),
-        // Python's sets are otherwise in another order each time, and so are its compiled modules.
+        // Otherwise the order of Python's sets, and with it the compiled modules, would differ each time.
         ("PYTHONHASHSEED", "0"),
     ]);
     output_of(&mut inside).map(drop)
@@ -355,7 +354,7 @@ fn create_folder(path: &Path, mode: u32) -> Result<(), ImageError> {
         .map_err(ImageError::file("create", path))
 }
 
-/// Makes the link unless something of its name is there.
+/// Creates the link unless the path exists.
 fn create_link(target: &Path, link: &Path) -> Result<(), ImageError> {
     match symlink(target, link) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),

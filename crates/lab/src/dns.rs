@@ -1,4 +1,4 @@
-//! Names inside a cluster: CoreDNS, as a pod like in any other cluster.
+//! DNS inside a cluster: CoreDNS, as a pod like in any other cluster.
 
 use crate::binaries::Binaries;
 use crate::cluster::Cluster;

@@ -1,19 +1,19 @@
-//! Everything that can go wrong in the lab, said so that the reader knows what to do next.
+//! The errors of the lab. Each message tells the user what to do next, or [`Error::hint`] does.
 
 use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
 
-use crate::surroundings::Problem;
+use crate::host_checks::Problem;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The machine lacks something. Nothing has been changed.
+    /// The host does not meet the lab's requirements. Nothing has been changed.
     #[error("this machine cannot run the lab{}", list(.0))]
-    Surroundings(Vec<Problem>),
+    UnsuitableHost(Vec<Problem>),
 
     #[error("cannot {action}")]
     Io {
@@ -29,11 +29,11 @@ pub enum Error {
         output: String,
     },
 
-    /// A program of a node is not doing what it should.
-    #[error("{node}: {trouble}\n  last lines of {}:{}", .log.display(), quote(.tail))]
+    /// A component of a node does not become ready.
+    #[error("{node}: {problem}\n  last lines of {}:{}", .log.display(), quote(.tail))]
     Component {
         node: String,
-        trouble: String,
+        problem: String,
         log: PathBuf,
         tail: String,
     },
@@ -44,7 +44,7 @@ pub enum Error {
     #[error("{0}")]
     Refused(String),
 
-    #[error("the lab's {role} answered: {message}")]
+    #[error("request to the lab's {role} failed: {message}")]
     Remote { role: &'static str, message: String },
 
     #[error("the API server of {cluster} answered {path} with: {message}")]
@@ -54,7 +54,7 @@ pub enum Error {
         message: String,
     },
 
-    #[error("cannot make the certificates of a cluster")]
+    #[error("cannot create the certificates of a cluster")]
     Certificates(#[from] rcgen::Error),
 
     #[error("cannot read {what}")]
@@ -79,7 +79,7 @@ impl Error {
                 Some(format!("start it with `cargo xtask lab up --name {name}`"))
             }
             Error::Component { log, .. } => Some(format!(
-                "the whole log is in {}; what was started is taken down again, so the command can be repeated",
+                "the whole log is in {}; everything that was started is taken down again, so the command can be repeated",
                 log.display()
             )),
             Error::Command { command, .. } if command.starts_with("go ") => Some(
@@ -96,13 +96,13 @@ impl Error {
     }
 }
 
-/// Names the action that an I/O error interrupted.
-pub(crate) trait Doing<T> {
-    fn doing(self, action: impl FnOnce() -> String) -> Result<T>;
+/// Adds the action that an I/O error interrupted, worded to follow "cannot".
+pub(crate) trait ErrorContext<T> {
+    fn with_context(self, action: impl FnOnce() -> String) -> Result<T>;
 }
 
-impl<T, E: Into<io::Error>> Doing<T> for std::result::Result<T, E> {
-    fn doing(self, action: impl FnOnce() -> String) -> Result<T> {
+impl<T, E: Into<io::Error>> ErrorContext<T> for std::result::Result<T, E> {
+    fn with_context(self, action: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|error| Error::Io {
             action: action(),
             source: error.into(),

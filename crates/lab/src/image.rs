@@ -1,4 +1,4 @@
-//! Container images, made from folders, files and static programs without Docker and without a registry.
+//! Container images, built from folders, files and static programs without Docker and without a registry.
 //!
 //! An [`Image`] is a list of sources and a configuration. Writing it gives one tar file with one layer, in the format of
 //! `docker save`, which `ctr images import` and `podman load` both take. The same sources give the same bytes on every
@@ -40,10 +40,10 @@ use self::tree::{Entry, Tree};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The section of a [`Cache`] that archives are in.
+/// The section of a [`Cache`] for archives.
 const ARCHIVES: &str = "archives";
 
-/// An image that is being put together. Later sources override earlier ones.
+/// The description of an image. Later sources override earlier ones.
 #[derive(Debug, Clone)]
 pub struct Image {
     reference: String,
@@ -78,7 +78,7 @@ enum Source {
     },
 }
 
-/// What a container runtime reads of an image's configuration, in the words of the OCI image specification.
+/// The configuration that a container runtime reads, with the field names of the OCI image specification.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct Configuration {
@@ -96,7 +96,7 @@ struct Configuration {
 }
 
 impl Image {
-    /// The reference is how pods name the image; it needs a registry and a tag, such as `registry.lab/pause:1`.
+    /// The reference is the image's name in pods; it needs a registry and a tag, such as `registry.lab/pause:1`.
     pub fn new(reference: impl Into<String>) -> Self {
         Self {
             reference: reference.into(),
@@ -108,7 +108,7 @@ impl Image {
         }
     }
 
-    /// Adds all that a folder holds. Modes and symbolic links are kept, owners and dates are not.
+    /// Adds the contents of a folder. Modes and symbolic links are kept, owners and dates are not.
     pub fn folder(mut self, path: impl Into<PathBuf>, destination: impl Into<PathBuf>) -> Self {
         self.sources.push(Source::Folder {
             path: path.into(),
@@ -118,8 +118,8 @@ impl Image {
         self
     }
 
-    /// Adds a folder whose content is known by a key, so that it need not be read to know whether the image is already
-    /// in the cache. Whoever gives the key vouches that the same key means the same content.
+    /// Adds a folder whose content is identified by a key, so that it need not be read to find the image in the cache. The
+    /// caller guarantees that the same key means the same content.
     pub fn keyed_folder(
         mut self,
         path: impl Into<PathBuf>,
@@ -188,7 +188,7 @@ impl Image {
         self
     }
 
-    /// Sets a variable, in place of an earlier value of the same name. `PATH` has the usual value from the start.
+    /// Sets an environment variable and replaces an earlier value. `PATH` has the usual value by default.
     pub fn environment(mut self, name: &str, value: &str) -> Self {
         let prefix = format!("{name}=");
         let variables = &mut self.configuration.env;
@@ -213,7 +213,7 @@ impl Image {
         self
     }
 
-    /// Writes the archive to `output`, which is replaced all at once when the archive is complete.
+    /// Writes the archive to `output`, which is replaced atomically when the archive is complete.
     pub fn write(&self, output: &Path) -> Result<ImageArchive, ImageError> {
         let mut unfinished = output.as_os_str().to_owned();
         unfinished.push(format!(".{}", std::process::id()));
@@ -223,13 +223,13 @@ impl Image {
                 fs::rename(&unfinished, output).map_err(ImageError::file("rename", &unfinished))
             })
             .inspect_err(|_| {
-                // The reason for the failure is what matters, not that the remains could not be removed.
+                // The original error is reported, even if the partial file cannot be removed.
                 let _ = fs::remove_file(&unfinished);
             })?;
         ImageArchive::open(output)
     }
 
-    /// The archive in the cache, written only if the cache does not have it yet.
+    /// The archive in the cache, written only if it does not exist yet.
     pub fn write_cached(&self, cache: &Cache) -> Result<ImageArchive, ImageError> {
         self.check_reference()?;
         let digest = self.inputs_digest()?;
@@ -238,7 +238,7 @@ impl Image {
         ImageArchive::open(&path)
     }
 
-    /// A hash of everything that determines the archive. Folders without a key and files are read for it.
+    /// A hash of everything that determines the archive. It reads all files, except folders with a key.
     pub fn inputs_digest(&self) -> Result<String, ImageError> {
         let mut fingerprint = Fingerprint::new("image");
         fingerprint.number(archive::FORMAT_VERSION);
@@ -264,7 +264,7 @@ impl Image {
         Ok(tree)
     }
 
-    /// Container runtimes complete short names each in their own way, so that a pod would not find the image.
+    /// Rejects short names: container runtimes expand them differently, so that a pod would not find the image.
     fn check_reference(&self) -> Result<(), ImageError> {
         let complete = self.reference.rsplit_once(':').is_some_and(|(name, tag)| {
             name.split_once('/').is_some_and(|(registry, path)| {

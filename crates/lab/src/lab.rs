@@ -1,7 +1,7 @@
-//! A lab as a whole: bring it up, find it again, break its network, take it down.
+//! A lab as a whole: start it, find it again, inject network faults, remove it.
 
-mod keeping;
-mod starting;
+mod lifecycle;
+mod startup;
 mod status;
 
 use std::fs;
@@ -9,21 +9,21 @@ use std::path::{Path, PathBuf};
 use std::process::ChildStdin;
 use std::thread;
 
-pub(crate) use self::keeping::Record;
-pub(crate) use self::starting::wait_for_default_account;
+pub(crate) use self::lifecycle::LabRecord;
+pub(crate) use self::startup::wait_for_default_account;
 pub use self::status::{LabStatus, NodeOverview, Power};
 use crate::binaries::Binaries;
 use crate::cluster::{Cluster, stopped_thread};
 use crate::control;
+use crate::daemon::{self, ROLE};
 use crate::dns;
 use crate::error::{Error, Result};
+use crate::host_checks::{self, ResourceDemand};
 use crate::image::recipes;
-use crate::keeper::{self, ROLE};
 use crate::paths::{LabPaths, Paths};
 use crate::pki;
-use crate::plan::{ClusterPlan, HOST, LabRequest, MOST_CLUSTERS, Network};
+use crate::plan::{ClusterPlan, HOST, LabRequest, MAX_CLUSTERS, Network};
 use crate::progress::Progress;
-use crate::surroundings::{self, Demand};
 use crate::usage::{self, Usage};
 use crate::wire::Conditions;
 
@@ -32,7 +32,7 @@ use crate::wire::Conditions;
 pub enum Lifetime {
     /// Until this process ends, however it ends.
     Owned,
-    /// Until someone takes it down. While it is still coming up it is owned.
+    /// Until it is taken down explicitly. While it is still starting, it is owned.
     Detached,
 }
 
@@ -43,12 +43,12 @@ pub struct Lab {
     paths: LabPaths,
     network: Network,
     clusters: Vec<Cluster>,
-    /// The keeper ends the lab when this closes, unless the lab was released.
-    _keeper_input: Option<ChildStdin>,
+    /// The daemon shuts the lab down when this pipe closes, unless the lab was released.
+    _daemon_stdin: Option<ChildStdin>,
 }
 
 impl Lab {
-    /// Brings up what is asked for. What already runs under this name is kept and used.
+    /// Starts the requested clusters. Clusters of this name that already run are kept and used.
     pub fn up(
         paths: &Paths,
         request: &LabRequest,
@@ -56,32 +56,32 @@ impl Lab {
         progress: &Progress,
     ) -> Result<Lab> {
         request.check()?;
-        surroundings::check_root()?;
+        host_checks::check_root()?;
         let lab_paths = paths.lab(&request.name)?;
         check_socket_paths(&lab_paths, request)?;
-        let _lock = keeping::lock(&lab_paths)?;
-        let found = keeping::find_or_sweep(&lab_paths)?;
+        let _lock = lifecycle::lock(&lab_paths)?;
+        let found = lifecycle::find_or_clean_up(&lab_paths)?;
         let running: Vec<&ClusterPlan> = found.iter().flat_map(|record| &record.clusters).collect();
-        surroundings::check(paths, Demand::of(request, &running))?;
+        host_checks::check(paths, ResourceDemand::of(request, &running))?;
         let binaries = Binaries::ensure(paths, progress)?;
         let (record, input) = match found {
             Some(record) => (record, None),
-            None => keeping::start_keeper(&lab_paths, progress)?,
+            None => lifecycle::start_daemon(&lab_paths, progress)?,
         };
-        let record = planned(record, request)?;
+        let record = plan_clusters(record, request)?;
         record.write(&lab_paths)?;
         let lab = Lab {
             name: request.name.clone(),
             network: record.network,
             clusters: clusters(&lab_paths, &binaries, &record),
             paths: lab_paths,
-            _keeper_input: input,
+            _daemon_stdin: input,
         };
-        lab.start_what_is_missing(paths, request, progress)
-            .map_err(|error| lab.keep_logs(&paths.failed(&lab.name), error))?;
+        lab.start_missing(paths, request, progress)
+            .map_err(|error| lab.save_logs(&paths.failed(&lab.name), error))?;
         lab.write_kubeconfig()?;
         if lifetime == Lifetime::Detached {
-            lab.ask(&keeper::Request::Release)?;
+            lab.call_daemon(&daemon::Request::Release)?;
         }
         Ok(lab)
     }
@@ -90,7 +90,7 @@ impl Lab {
     pub fn attach(paths: &Paths, name: &str) -> Result<Lab> {
         let lab_paths = paths.lab(name)?;
         let record =
-            keeping::find(&lab_paths)?.ok_or_else(|| Error::NotRunning(name.to_owned()))?;
+            lifecycle::find(&lab_paths)?.ok_or_else(|| Error::NotRunning(name.to_owned()))?;
         let binaries = Binaries::find(paths).ok_or_else(|| {
             Error::Refused(
                 "the lab's programs are not built any more; take the lab down and up again"
@@ -102,11 +102,11 @@ impl Lab {
             network: record.network,
             clusters: clusters(&lab_paths, &binaries, &record),
             paths: lab_paths,
-            _keeper_input: None,
+            _daemon_stdin: None,
         })
     }
 
-    /// The names of the labs that run, or that left something behind.
+    /// The names of the labs that run, and of those that left files behind.
     pub fn list(paths: &Paths) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(paths.run())
             .into_iter()
@@ -119,15 +119,15 @@ impl Lab {
         names
     }
 
-    /// Takes a lab down, also one whose keeper was killed. Returns whether there was anything.
+    /// Takes a lab down, also one whose daemon was killed. Returns whether there was anything to remove.
     pub fn down(paths: &Paths, name: &str) -> Result<bool> {
         let lab_paths = paths.lab(name)?;
         if !lab_paths.directory.exists() {
             return Ok(false);
         }
-        let _lock = keeping::lock(&lab_paths)?;
-        keeping::end(&lab_paths)?;
-        // Removed while it is held, which is when it may be.
+        let _lock = lifecycle::lock(&lab_paths)?;
+        lifecycle::shut_down(&lab_paths)?;
+        // Only the holder of the lock may remove the lock file.
         let _ = fs::remove_file(&lab_paths.lock);
         Ok(true)
     }
@@ -149,11 +149,11 @@ impl Lab {
             .iter()
             .find(|cluster| cluster.name() == name)
             .ok_or_else(|| {
-                let known: Vec<&str> = self.clusters.iter().map(Cluster::name).collect();
+                let names: Vec<&str> = self.clusters.iter().map(Cluster::name).collect();
                 Error::Refused(format!(
                     "lab {} has no cluster `{name}`; it has {}",
                     self.name,
-                    known.join(", ")
+                    names.join(", ")
                 ))
             })
     }
@@ -186,7 +186,7 @@ impl Lab {
 
     /// Sets what happens to packets in one direction.
     pub fn set_direction(&self, from: &str, to: &str, conditions: &Conditions) -> Result<()> {
-        self.ask(&keeper::Request::SetConditions {
+        self.call_daemon(&daemon::Request::SetConditions {
             from: from.to_owned(),
             to: to.to_owned(),
             conditions: conditions.clone(),
@@ -194,7 +194,7 @@ impl Lab {
         .map(drop)
     }
 
-    /// No packet passes between two endpoints, and nobody is told.
+    /// Drops every packet between two endpoints silently.
     pub fn cut(&self, one: &str, other: &str) -> Result<()> {
         self.set_link(
             one,
@@ -206,9 +206,10 @@ impl Lab {
         )
     }
 
-    /// Whether `from` may open connections to the cluster `to`. Open ones go on either way, and `to` may always dial.
+    /// Sets whether `from` may open connections to the cluster `to`. Established connections continue in either case, and
+    /// `to` may always dial.
     pub fn set_dialling(&self, from: &str, to: &str, allowed: bool) -> Result<()> {
-        self.ask(&keeper::Request::SetDialling {
+        self.call_daemon(&daemon::Request::SetDialling {
             from: from.to_owned(),
             to: to.to_owned(),
             allowed,
@@ -216,7 +217,7 @@ impl Lab {
         .map(drop)
     }
 
-    /// Makes the link between two endpoints perfect again, dialling included.
+    /// Removes all faults between two endpoints, including blocked dialling.
     pub fn heal_link(&self, one: &str, other: &str) -> Result<()> {
         self.set_link(one, other, &Conditions::default())?;
         for (from, to) in [(one, other), (other, one)] {
@@ -227,19 +228,19 @@ impl Lab {
         Ok(())
     }
 
-    /// Makes every link perfect again.
+    /// Removes the faults of every link.
     pub fn heal(&self) -> Result<()> {
-        self.ask(&keeper::Request::Heal).map(drop)
+        self.call_daemon(&daemon::Request::Heal).map(drop)
     }
 
     /// Every process of the lab's nodes, for measurements.
     pub fn processes(&self) -> Result<Vec<i32>> {
-        Ok(keeper::lab_group(self.network)?.processes())
+        Ok(daemon::lab_group(self.network)?.processes())
     }
 
-    /// What the lab uses of the machine now: the memory of its nodes and its keeper, the processor time of its nodes.
+    /// What the lab uses of the machine now: the memory of its nodes and its daemon, the processor time of its nodes.
     pub fn usage(&self) -> Result<Usage> {
-        let group = keeper::lab_group(self.network)?;
+        let group = daemon::lab_group(self.network)?;
         let mut processes = group.processes();
         processes.extend(usage::processes_mentioning(&self.paths.directory));
         processes.sort_unstable();
@@ -250,40 +251,40 @@ impl Lab {
         })
     }
 
-    fn start_what_is_missing(
+    fn start_missing(
         &self,
         paths: &Paths,
         request: &LabRequest,
         progress: &Progress,
     ) -> Result<()> {
-        let is_asked_for = |cluster: &&Cluster| {
+        let is_requested = |cluster: &&Cluster| {
             request
                 .clusters
                 .iter()
-                .any(|asked| asked.name == cluster.name())
+                .any(|requested| requested.name == cluster.name())
         };
         let (complete, missing): (Vec<&Cluster>, Vec<&Cluster>) = self
             .clusters
             .iter()
-            .filter(is_asked_for)
+            .filter(is_requested)
             .partition(|cluster| cluster.is_complete());
         for cluster in complete {
             progress.step(format!("{}: already running", cluster.name()));
-            starting::start_nodes_again(self, cluster, progress)?;
+            startup::restart_stopped_nodes(self, cluster, progress)?;
         }
         let Some(first) = missing.first() else {
             return Ok(());
         };
         let images = [
-            recipes::pause(&paths.images(), &|text| progress.step(text))?,
+            recipes::sandbox(&paths.images(), &|text| progress.step(text))?,
             dns::image(&paths.images(), &first.binaries)?,
         ];
         in_parallel(&missing, |cluster| {
-            starting::start_cluster(self, cluster, &images, progress)
+            startup::start_cluster(self, cluster, &images, progress)
         })
     }
 
-    /// Clusters whose start failed have no certificates and no place in it.
+    /// Clusters whose start failed have no certificates and are left out.
     fn write_kubeconfig(&self) -> Result<()> {
         let mut parts = Vec::new();
         for cluster in self.clusters.iter().filter(|cluster| cluster.is_complete()) {
@@ -312,11 +313,12 @@ impl Lab {
         )
     }
 
-    /// Copies the logs out of a lab whose start has failed and which is about to go, and lets the error name the copy.
-    fn keep_logs(&self, folder: &Path, error: Error) -> Error {
+    /// Copies the logs of a lab whose start has failed, before its files are removed, and returns the error with the path
+    /// of the copy.
+    fn save_logs(&self, folder: &Path, error: Error) -> Error {
         let Error::Component {
             node,
-            trouble,
+            problem,
             log,
             tail,
         } = error
@@ -327,32 +329,36 @@ impl Lab {
         for plan in self.clusters.iter().flat_map(|cluster| &cluster.plan.nodes) {
             let logs = fs::read_dir(self.paths.node(&plan.name).join("log"));
             for entry in logs.into_iter().flatten().flatten() {
-                let place = folder.join(&plan.name);
-                let _ = fs::create_dir_all(&place)
-                    .and_then(|()| fs::copy(entry.path(), place.join(entry.file_name())));
+                let copies = folder.join(&plan.name);
+                let _ = fs::create_dir_all(&copies)
+                    .and_then(|()| fs::copy(entry.path(), copies.join(entry.file_name())));
             }
         }
-        let kept = folder.join(&node).join(log.file_name().unwrap_or_default());
+        let copy = folder.join(&node).join(log.file_name().unwrap_or_default());
         Error::Component {
             node,
-            trouble,
-            log: if kept.exists() { kept } else { log },
+            problem,
+            log: if copy.exists() { copy } else { log },
             tail,
         }
     }
 
-    fn ask(&self, request: &keeper::Request) -> Result<keeper::Status> {
-        control::call(ROLE, &self.paths.keeper_socket(), request)
+    fn call_daemon(&self, request: &daemon::Request) -> Result<daemon::Status> {
+        control::call(ROLE, &self.paths.daemon_socket(), request)
     }
 }
 
-/// The clusters that run, and after them those that are asked for and do not run yet.
-fn planned(mut record: Record, request: &LabRequest) -> Result<Record> {
-    for asked in &request.clusters {
-        if let Some(running) = record.clusters.iter().find(|plan| plan.name == asked.name) {
-            if running.shape != asked.shape || running.nodes.len() != asked.nodes {
+/// Appends the requested clusters that do not run yet to those that do.
+fn plan_clusters(mut record: LabRecord, request: &LabRequest) -> Result<LabRecord> {
+    for requested in &request.clusters {
+        if let Some(running) = record
+            .clusters
+            .iter()
+            .find(|plan| plan.name == requested.name)
+        {
+            if running.shape != requested.shape || running.nodes.len() != requested.nodes {
                 return Err(Error::Refused(format!(
-                    "cluster {} already runs as {:?} with {} node(s), which is not what was asked for; take the lab \
+                    "cluster {} already runs as {:?} with {} node(s), which differs from this request; take the lab \
                      down first (`cargo xtask lab down --name {}`) or use another --name",
                     running.name,
                     running.shape,
@@ -365,11 +371,11 @@ fn planned(mut record: Record, request: &LabRequest) -> Result<Record> {
         let number = u8::try_from(record.clusters.len() + 1).unwrap_or(u8::MAX);
         record
             .clusters
-            .push(ClusterPlan::new(record.network, number, asked));
+            .push(ClusterPlan::new(record.network, number, requested));
     }
-    if record.clusters.len() > MOST_CLUSTERS {
+    if record.clusters.len() > MAX_CLUSTERS {
         return Err(Error::Refused(format!(
-            "lab {} would have {} clusters, and a lab has at most {MOST_CLUSTERS}",
+            "lab {} would have {} clusters, and a lab has at most {MAX_CLUSTERS}",
             request.name,
             record.clusters.len(),
         )));
@@ -377,7 +383,7 @@ fn planned(mut record: Record, request: &LabRequest) -> Result<Record> {
     Ok(record)
 }
 
-fn clusters(paths: &LabPaths, binaries: &Binaries, record: &Record) -> Vec<Cluster> {
+fn clusters(paths: &LabPaths, binaries: &Binaries, record: &LabRecord) -> Vec<Cluster> {
     record
         .clusters
         .iter()
@@ -389,16 +395,16 @@ fn clusters(paths: &LabPaths, binaries: &Binaries, record: &Record) -> Vec<Clust
         .collect()
 }
 
-/// The kernel takes paths of sockets up to a length, and says nothing helpful about longer ones.
+/// Checks the length of the socket paths: the kernel's own error for a path that is too long is not helpful.
 fn check_socket_paths(paths: &LabPaths, request: &LabRequest) -> Result<()> {
-    const LONGEST: usize = 107;
+    const MAX_SOCKET_PATH: usize = 107;
     let longest_node = request
         .clusters
         .iter()
         .map(|cluster| cluster.name.len() + 2)
         .max();
     let socket = crate::node::socket(&paths.node(&"x".repeat(longest_node.unwrap_or(0))));
-    if socket.as_os_str().len() <= LONGEST {
+    if socket.as_os_str().len() <= MAX_SOCKET_PATH {
         return Ok(());
     }
     Err(Error::Refused(format!(
@@ -408,7 +414,7 @@ fn check_socket_paths(paths: &LabPaths, request: &LabRequest) -> Result<()> {
     )))
 }
 
-/// Does the same with each, side by side, and returns the first error.
+/// Runs `work` for every item in a thread of its own and returns the first error.
 pub(crate) fn in_parallel<T: Sync>(
     items: &[T],
     work: impl Fn(&T) -> Result<()> + Sync,
@@ -429,12 +435,12 @@ pub(crate) fn in_parallel<T: Sync>(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
 
     use super::*;
 
     #[test]
-    fn a_lab_that_never_was_is_not_running() {
+    fn a_lab_that_was_never_started_is_not_running() {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::at(folder.path());
         let error = Lab::attach(&paths, "nothing").unwrap_err();
@@ -470,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn remains_of_a_killed_keeper_are_swept() {
+    fn files_of_a_killed_daemon_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::at(folder.path());
         let lab = paths.lab("dead").unwrap();
@@ -483,10 +489,10 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_is_returned_and_all_work_is_done() {
+    fn the_first_error_is_returned_after_all_work_has_finished() {
         let done = Mutex::new(0);
         let result = in_parallel(&[1, 2, 3], |number| {
-            *done.lock().unwrap() += 1;
+            *done.lock() += 1;
             if *number == 2 {
                 Err(Error::Refused("two".to_owned()))
             } else {
@@ -494,6 +500,6 @@ mod tests {
             }
         });
         assert_eq!(result.unwrap_err().to_string(), "two");
-        assert_eq!(*done.lock().unwrap(), 3);
+        assert_eq!(*done.lock(), 3);
     }
 }

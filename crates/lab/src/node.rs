@@ -1,9 +1,9 @@
 //! Process 1 of a node.
 //!
-//! A node is one private pid, mount, network, UTS and IPC namespace. This process gives it a root file system of
-//! its own, then starts, stops and reaps the programs that it is told to. It decides nothing: which programs there
-//! are is written in `node.json`, when they run is asked for over its socket. When the lab's keeper goes away,
-//! however it goes, this process ends, and the kernel ends everything else in the node with it.
+//! A node is one private pid, mount, network, UTS and IPC namespace. This process sets up the node's own root file
+//! system, then starts, stops and reaps its components on request. The components are listed in `node.json`, and the
+//! requests arrive on a Unix socket. When the lab's daemon exits for any reason, this process exits too, and the kernel
+//! kills everything else in the node with it.
 
 pub(crate) mod components;
 mod root;
@@ -20,20 +20,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Group, Layout};
 use crate::control;
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, ErrorContext as _, Result};
 pub(crate) use components::Component;
 use supervisor::Supervisor;
 
-/// Where a node's own folder appears inside the node.
-pub(crate) const INSIDE: &str = "/node";
-/// Where the lab's programs appear inside the node.
-pub(crate) const PROGRAMS_INSIDE: &str = "/kubernetes";
+/// Where a node's own folder is mounted inside the node.
+pub(crate) const NODE_MOUNT: &str = "/node";
+/// Where the lab's programs are mounted inside the node.
+pub(crate) const PROGRAMS_MOUNT: &str = "/kubernetes";
 
-/// What process 1 reads when it starts.
+/// The specification of a node, which process 1 reads when it starts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Description {
+pub(crate) struct NodeSpec {
     pub(crate) name: String,
-    /// The lab's part of the name of the node's control group.
+    /// The name of the lab's control group, the parent of the node's.
     pub(crate) lab_group: String,
     pub(crate) programs: PathBuf,
     pub(crate) components: Vec<Component>,
@@ -43,7 +43,7 @@ pub(crate) struct Description {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     Start(String),
-    /// With more arguments than it has usually, until it is stopped.
+    /// Starts a component with additional arguments, which apply until it is stopped.
     StartWith(String, Vec<String>),
     Stop(String),
     Pause(String),
@@ -51,12 +51,12 @@ pub(crate) enum Request {
     Status,
 }
 
-/// What one program of a node is doing.
+/// The state of one component of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComponentStatus {
     pub name: String,
     pub state: ComponentState,
-    /// How often it ended by itself and was started again.
+    /// How often it exited by itself and was restarted.
     pub restarts: u32,
     pub last_exit: Option<String>,
 }
@@ -67,11 +67,11 @@ pub enum ComponentState {
     Stopped,
     Running,
     Paused,
-    /// It ended by itself and is started again in a moment.
+    /// It exited by itself and is about to be restarted.
     Crashed,
 }
 
-pub(crate) fn description_file(node: &Path) -> PathBuf {
+pub(crate) fn spec_file(node: &Path) -> PathBuf {
     node.join("node.json")
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn socket(node: &Path) -> PathBuf {
     node.join("init.sock")
 }
 
-/// The process id of process 1 as the rest of the machine sees it.
+/// The file with the process id of process 1 in the host's pid namespace.
 pub(crate) fn pid_file(node: &Path) -> PathBuf {
     node.join("init.pid")
 }
@@ -89,47 +89,48 @@ pub(crate) fn log_file(node: &Path, component: &str) -> PathBuf {
 }
 
 pub(crate) fn main(directory: &Path) -> Result<()> {
-    let file = description_file(directory);
-    let text = fs::read_to_string(&file).doing(|| format!("read {}", file.display()))?;
-    let description: Description = serde_json::from_str(&text).map_err(|source| Error::Json {
+    let file = spec_file(directory);
+    let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+    let spec: NodeSpec = serde_json::from_str(&text).map_err(|source| Error::Json {
         what: file.display().to_string(),
         source,
     })?;
-    Group::of_lab(Layout::detect()?, &description.lab_group)
-        .of_node(&description.name)
+    Group::of_lab(Layout::detect()?, &spec.lab_group)
+        .of_node(&spec.name)
         .enter()?;
     write_pid(directory)?;
-    nix::unistd::sethostname(&description.name).doing(|| "set the host name".to_owned())?;
-    root::enter(directory, &description.programs)?;
+    nix::unistd::sethostname(&spec.name).with_context(|| "set the host name".to_owned())?;
+    root::enter(directory, &spec.programs)?;
 
-    let inside = Path::new(INSIDE);
-    let supervisor = Arc::new(Supervisor::new(inside, description.components));
+    let inside = Path::new(NODE_MOUNT);
+    let supervisor = Arc::new(Supervisor::new(inside, spec.components));
     let socket = socket(inside);
     let _ = fs::remove_file(&socket);
     let listener =
-        UnixListener::bind(&socket).doing(|| format!("listen on {}", socket.display()))?;
-    let answering = Arc::clone(&supervisor);
-    control::serve(listener, move |request| answering.answer(request));
-    thread::spawn(end_with_the_keeper);
-    supervisor.reap_for_ever()
+        UnixListener::bind(&socket).with_context(|| format!("listen on {}", socket.display()))?;
+    let handler = Arc::clone(&supervisor);
+    control::serve(listener, move |request| handler.handle(request));
+    thread::spawn(exit_with_daemon);
+    supervisor.run_reaper()
 }
 
-/// Read before the node has a `/proc` of its own, which knows only the node's numbers.
+/// Writes the host's process id of process 1. It is read before the node mounts its own `/proc`, which shows only the
+/// process ids of the node's namespace.
 fn write_pid(directory: &Path) -> Result<()> {
-    let link = fs::read_link("/proc/self").doing(|| "read /proc/self".to_owned())?;
+    let link = fs::read_link("/proc/self").with_context(|| "read /proc/self".to_owned())?;
     let file = pid_file(directory);
     let unfinished = file.with_extension("new");
     fs::write(&unfinished, link.as_os_str().as_encoded_bytes())
         .and_then(|()| fs::rename(&unfinished, &file))
-        .doing(|| format!("write {}", file.display()))
+        .with_context(|| format!("write {}", file.display()))
 }
 
-/// The keeper holds the other end of standard input and never writes to it.
+/// Exits when standard input closes. The daemon holds the other end of the pipe and never writes to it.
 #[expect(
     clippy::disallowed_methods,
     reason = "process 1 ends the node by ending itself"
 )]
-fn end_with_the_keeper() {
+fn exit_with_daemon() {
     let _ = std::io::stdin().read(&mut [0]);
     std::process::exit(0);
 }

@@ -1,4 +1,4 @@
-//! Where the lab keeps its files. Everything is below one folder outside the clone.
+//! The folders and files of the lab. All of them are below one folder outside the repository.
 
 use std::env;
 use std::path::{self, Path, PathBuf};
@@ -37,17 +37,17 @@ impl Paths {
         &self.base
     }
 
-    /// Programs, one folder for each hash of what they are built from.
+    /// Built programs, one folder for each hash of their sources.
     pub fn binaries(&self) -> PathBuf {
         self.base.join("bin")
     }
 
-    /// Image archives and the root file systems they are made of.
+    /// Image archives and the root file systems that they are built from.
     pub fn images(&self) -> Cache {
         Cache::new(self.base.join("images"))
     }
 
-    /// One folder for each lab that runs.
+    /// One folder for each running lab.
     pub fn run(&self) -> PathBuf {
         self.base.join("run")
     }
@@ -57,7 +57,7 @@ impl Paths {
         self.base.join("failed").join(name)
     }
 
-    /// The files of a lab. The name is checked here, because root removes folders that are called so.
+    /// The files of a lab. The name is checked here, because root removes folders with this name.
     pub(crate) fn lab(&self, name: &str) -> Result<LabPaths> {
         plan::check_name("lab", name)?;
         Ok(LabPaths::at(&self.run().join(name)))
@@ -68,7 +68,7 @@ impl Paths {
 #[derive(Clone, Debug)]
 pub(crate) struct LabPaths {
     pub(crate) directory: PathBuf,
-    /// Held while a command changes the lab. It lies beside the folder, because the folder comes and goes.
+    /// Locked while a command changes the lab. It is not in the folder, because the folder is created and removed.
     pub(crate) lock: PathBuf,
 }
 
@@ -84,12 +84,12 @@ impl LabPaths {
         self.directory.join("lab.json")
     }
 
-    pub(crate) fn keeper_socket(&self) -> PathBuf {
-        self.directory.join("keeper.sock")
+    pub(crate) fn daemon_socket(&self) -> PathBuf {
+        self.directory.join("daemon.sock")
     }
 
-    pub(crate) fn keeper_log(&self) -> PathBuf {
-        self.directory.join("keeper.log")
+    pub(crate) fn daemon_log(&self) -> PathBuf {
+        self.directory.join("daemon.log")
     }
 
     pub(crate) const KUBECONFIG: &str = "kubeconfig";

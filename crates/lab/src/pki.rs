@@ -1,4 +1,4 @@
-//! Every key, certificate and kubeconfig of a cluster.
+//! The keys, certificates and kubeconfigs of a cluster.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,7 +11,7 @@ use rcgen::{
     Issuer, KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
 };
 
-use crate::error::{Doing as _, Result};
+use crate::error::{ErrorContext as _, Result};
 use crate::plan::{ClusterPlan, NodePlan};
 
 const CLUSTER_AUTHORITY: &str = "ca";
@@ -27,9 +27,9 @@ const API_SERVER_NAMES: [&str; 5] = [
     "localhost",
 ];
 
-/// Makes what all nodes of a cluster share: two certificate authorities and the key of service accounts.
+/// Creates what all nodes of a cluster share: two certificate authorities and the key of service accounts.
 pub(crate) fn create_authorities(folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).doing(|| format!("make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     for name in [CLUSTER_AUTHORITY, FRONT_PROXY_AUTHORITY] {
         let key = KeyPair::generate()?;
         let certificate = authority_parameters(name).self_signed(&key)?;
@@ -41,14 +41,14 @@ pub(crate) fn create_authorities(folder: &Path) -> Result<()> {
     write(folder, "sa.pub", &accounts.public_key_pem())
 }
 
-/// Makes the certificates of one node in `folder`, signed by the authorities in `authorities`.
+/// Creates the certificates of one node in `folder`, signed by the authorities in `authorities`.
 pub(crate) fn create_node(
     folder: &Path,
     authorities: &Path,
     cluster: &ClusterPlan,
     node: &NodePlan,
 ) -> Result<()> {
-    fs::create_dir_all(folder).doing(|| format!("make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     for name in ["ca.crt", "ca.key", "front-proxy-ca.crt", "sa.key", "sa.pub"] {
         let text = read(authorities, name)?;
         write(folder, name, &text)?;
@@ -56,13 +56,18 @@ pub(crate) fn create_node(
     let signer = Signer::load(authorities, CLUSTER_AUTHORITY)?;
     let front_proxy = Signer::load(authorities, FRONT_PROXY_AUTHORITY)?;
     let kubelet = format!("system:node:{}", node.name);
-    let here = [node.address, Ipv4Addr::LOCALHOST];
-    let everywhere = [node.address, Ipv4Addr::LOCALHOST, cluster.service_address];
+    let node_addresses = [node.address, Ipv4Addr::LOCALHOST];
+    let api_server_addresses = [node.address, Ipv4Addr::LOCALHOST, cluster.service_address];
     for (file, signer, leaf) in [
         (
             "apiserver",
             &signer,
-            Leaf::server("kube-apiserver", None, &API_SERVER_NAMES, &everywhere),
+            Leaf::server(
+                "kube-apiserver",
+                None,
+                &API_SERVER_NAMES,
+                &api_server_addresses,
+            ),
         ),
         (
             "apiserver-kubelet",
@@ -77,7 +82,7 @@ pub(crate) fn create_node(
         (
             "kubelet-server",
             &signer,
-            Leaf::server(&kubelet, Some(NODES), &[&node.name], &here),
+            Leaf::server(&kubelet, Some(NODES), &[&node.name], &node_addresses),
         ),
     ] {
         signer.sign(&leaf)?.write(folder, file)?;
@@ -110,7 +115,7 @@ pub(crate) fn create_node(
     Ok(())
 }
 
-/// What a kubeconfig says of one cluster.
+/// The entry of one cluster in a kubeconfig.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access<'a> {
     pub(crate) cluster: &'a ClusterPlan,
@@ -119,7 +124,7 @@ pub(crate) struct Access<'a> {
     pub(crate) key: &'a str,
 }
 
-/// A kubeconfig with one context for each cluster, named like it; the first is current.
+/// A kubeconfig with one context for each cluster, with the cluster's name; the first is current.
 pub(crate) fn kubeconfig(accesses: &[Access<'_>]) -> String {
     let section = |title: &str, entry: &dyn Fn(&Access<'_>) -> String| {
         let entries: String = accesses.iter().map(entry).collect();
@@ -261,10 +266,10 @@ fn distinguished_name(user: &str, group: Option<&str>) -> DistinguishedName {
 
 pub(crate) fn read(folder: &Path, name: &str) -> Result<String> {
     let path = folder.join(name);
-    fs::read_to_string(&path).doing(|| format!("read {}", path.display()))
+    fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
 }
 
-/// Private keys are among these files, so all of them are for their owner only.
+/// Some of these files are private keys, so all of them are readable only by their owner.
 pub(crate) fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
     let path = folder.join(name);
     let write = || -> std::io::Result<()> {
@@ -277,7 +282,7 @@ pub(crate) fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
         file.set_permissions(fs::Permissions::from_mode(0o600))?;
         std::io::Write::write_all(&mut &file, text.as_bytes())
     };
-    write().doing(|| format!("write {}", path.display()))
+    write().with_context(|| format!("write {}", path.display()))
 }
 
 /// Base64 as kubeconfigs and Kubernetes objects carry certificates and keys.

@@ -1,4 +1,4 @@
-//! What a lab consists of: names, addresses, roles. Pure decisions, nothing is started here.
+//! Requests for labs, and the plan that follows: names, addresses, roles. Pure functions, nothing is started here.
 
 use std::net::Ipv4Addr;
 
@@ -6,28 +6,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The name under which the developer's machine takes part in faults.
+/// The endpoint name of the developer's machine in network faults.
 pub const HOST: &str = "host";
 
-/// Clusters are called so when nobody names them.
+/// The default names of clusters.
 pub const CLUSTER_NAMES: [&str; 4] = ["east", "west", "north", "south"];
 
-pub const MOST_CLUSTERS: usize = CLUSTER_NAMES.len();
-/// Bounded by the addresses that [`Network`] gives one cluster.
-pub(crate) const MOST_NODES: usize = 9;
+pub const MAX_CLUSTERS: usize = CLUSTER_NAMES.len();
+/// Limited by the addresses that [`Network`] has for one cluster.
+pub(crate) const MAX_NODES: usize = 9;
 
 /// What a cluster runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Shape {
-    /// Pods run; names resolve.
+    /// A cluster that runs pods and has DNS.
     #[default]
     Full,
     /// etcd, API server and controllers; no node, so no pod ever runs.
     ControlPlaneOnly,
 }
 
-/// A cluster as asked for.
+/// A requested cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterRequest {
     pub name: String,
@@ -35,7 +35,7 @@ pub struct ClusterRequest {
     pub shape: Shape,
 }
 
-/// A lab as asked for.
+/// A requested lab.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabRequest {
     pub name: String,
@@ -43,11 +43,11 @@ pub struct LabRequest {
 }
 
 impl LabRequest {
-    /// The first `clusters` of the usual names, all alike.
+    /// Identical clusters with the first `clusters` of the [`CLUSTER_NAMES`].
     pub fn new(name: &str, clusters: usize, nodes: usize, shape: Shape) -> Result<Self> {
-        if !(1..=MOST_CLUSTERS).contains(&clusters) {
+        if !(1..=MAX_CLUSTERS).contains(&clusters) {
             return Err(Error::Refused(format!(
-                "a lab has 1 to {MOST_CLUSTERS} clusters, not {clusters}"
+                "a lab has 1 to {MAX_CLUSTERS} clusters, not {clusters}"
             )));
         }
         let request = LabRequest {
@@ -74,9 +74,9 @@ impl LabRequest {
                     "`{HOST}` is the developer's machine, not a cluster"
                 )));
             }
-            if !(1..=MOST_NODES).contains(&cluster.nodes) {
+            if !(1..=MAX_NODES).contains(&cluster.nodes) {
                 return Err(Error::Refused(format!(
-                    "a cluster has 1 to {MOST_NODES} nodes, not {}",
+                    "a cluster has 1 to {MAX_NODES} nodes, not {}",
                     cluster.nodes
                 )));
             }
@@ -91,7 +91,7 @@ impl LabRequest {
     }
 }
 
-/// Names become folders, host names and devices, so they are kept to what all of these accept.
+/// Names are used for folders, host names and devices, so they may only have characters that all of these accept.
 pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
     let fits = (1..=20).contains(&name.len())
         && name.starts_with(|first: char| first.is_ascii_lowercase())
@@ -108,7 +108,7 @@ pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
     }
 }
 
-/// One of the address ranges of which each running lab takes one.
+/// The address range of a lab. Each running lab has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
     slot: u8,
@@ -217,9 +217,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clusters_of_a_lab_never_share_an_address() {
+    fn clusters_of_a_lab_have_distinct_addresses() {
         let network = Network::in_slot(3);
-        let request = LabRequest::new("lab", 4, MOST_NODES, Shape::Full).unwrap();
+        let request = LabRequest::new("lab", 4, MAX_NODES, Shape::Full).unwrap();
         let plans: Vec<_> = (1..)
             .zip(&request.clusters)
             .map(|(number, cluster)| ClusterPlan::new(network, number, cluster))

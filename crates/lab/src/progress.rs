@@ -1,30 +1,30 @@
-//! What the lab says while it works.
+//! Progress output of the lab.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-type Say = dyn Fn(Duration, &str) + Send + Sync;
+type Output = dyn Fn(Duration, &str) + Send + Sync;
 
-/// Says each step with the time since the start. Cheap to clone and to share between threads.
+/// Reports each step with the time since the start. Cheap to clone and to share between threads.
 #[derive(Clone)]
 pub struct Progress {
     started: Instant,
-    say: Arc<Say>,
+    output: Arc<Output>,
 }
 
 impl Progress {
-    pub fn new(say: impl Fn(Duration, &str) + Send + Sync + 'static) -> Self {
+    pub fn new(output: impl Fn(Duration, &str) + Send + Sync + 'static) -> Self {
         Progress {
             started: Instant::now(),
-            say: Arc::new(say),
+            output: Arc::new(output),
         }
     }
 
-    /// To standard error, which is where talk belongs.
+    /// Reports to standard error.
     #[expect(
         clippy::print_stderr,
-        reason = "progress is talk for the user, whatever the program"
+        reason = "progress is shown to the user of any program"
     )]
     pub fn to_stderr() -> Self {
         Progress::new(|since, text| eprintln!("[{:7.2} s] {text}", since.as_secs_f64()))
@@ -35,7 +35,7 @@ impl Progress {
     }
 
     pub fn step(&self, text: impl AsRef<str>) {
-        (self.say)(self.started.elapsed(), text.as_ref());
+        (self.output)(self.started.elapsed(), text.as_ref());
     }
 }
 

@@ -1,22 +1,22 @@
-//! The lab's long-lived processes are this same program, started again with a role as its first argument.
+//! The lab's long-running processes are this same program, started again with a role as its first argument.
 //!
-//! A program that uses the lab calls [`run_if_asked`] first thing in `main`. So the demo, the tests and the
-//! benchmarks each bring their own keeper and need no other program built or installed.
+//! A program that uses the lab calls [`run_if_requested`] as the first statement of `main`. So the demo, the tests and the
+//! benchmarks need no separate daemon program that is built or installed.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
-use crate::error::{Doing as _, Result};
-use crate::{keeper, node};
+use crate::error::{ErrorContext as _, Result};
+use crate::{daemon, node};
 
-/// Unlikely enough to never be a word of the host program's own command line.
+/// The first argument of the lab's processes. The calling program has no argument of this name.
 pub(crate) const MARKER: &str = "standin-lab-role";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Holds one lab: its network, its nodes, its faults.
-    Keeper,
+    /// Owns one lab: its network, its nodes, its faults.
+    Daemon,
     /// Process 1 of one node.
     Node,
 }
@@ -24,25 +24,25 @@ pub(crate) enum Role {
 impl Role {
     fn name(self) -> &'static str {
         match self {
-            Role::Keeper => "keeper",
+            Role::Daemon => "daemon",
             Role::Node => "node",
         }
     }
 
     fn from_name(name: &str) -> Option<Self> {
-        [Role::Keeper, Role::Node]
+        [Role::Daemon, Role::Node]
             .into_iter()
             .find(|role| role.name() == name)
     }
 }
 
-/// Becomes a process of the lab when that is what this program was started for; returns otherwise.
+/// Runs as a process of the lab if this program was started as one, and never returns then. Returns otherwise.
 #[expect(
     clippy::print_stderr,
     clippy::disallowed_methods,
-    reason = "this is the `main` of the lab's own processes: it prints to their log and ends them"
+    reason = "this is the `main` of the lab's own processes: it prints to their log and exits"
 )]
-pub fn run_if_asked() {
+pub fn run_if_requested() {
     let mut arguments = env::args_os().skip(1);
     if arguments.next().is_none_or(|first| first != MARKER) {
         return;
@@ -52,10 +52,10 @@ pub fn run_if_asked() {
         .and_then(|name| Role::from_name(&name.to_string_lossy()));
     let directory = arguments.next().map(PathBuf::from);
     let result = match (role, directory) {
-        (Some(Role::Keeper), Some(directory)) => keeper::main(&directory),
+        (Some(Role::Daemon), Some(directory)) => daemon::main(&directory),
         (Some(Role::Node), Some(directory)) => node::main(&directory),
         _ => {
-            eprintln!("usage: {MARKER} keeper|node DIRECTORY");
+            eprintln!("usage: {MARKER} daemon|node DIRECTORY");
             process::exit(2);
         }
     };
@@ -74,13 +74,13 @@ pub fn run_if_asked() {
 pub(crate) fn command(role: Role, directory: &Path) -> Result<Command> {
     let mut command = Command::new(executable()?);
     command.args(arguments(role, directory));
-    // The programs for administrators are not on the path of every user who becomes root.
+    // The PATH of a user who becomes root does not always have the directories for administrators.
     let path = env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin"));
     Ok(command)
 }
 
-/// This program in another role, as the arguments of a program that starts programs.
+/// This program in another role, as arguments for a program such as `unshare` that starts another.
 pub(crate) fn command_line(role: Role, directory: &Path) -> Result<Vec<String>> {
     let mut line = vec![executable()?.display().to_string()];
     line.extend(arguments(role, directory));
@@ -88,10 +88,10 @@ pub(crate) fn command_line(role: Role, directory: &Path) -> Result<Vec<String>> 
 }
 
 fn executable() -> Result<PathBuf> {
-    // The link in /proc names the file that runs, also when a new build has replaced it on disk.
+    // A new build may have replaced the file on disk. The link in /proc still leads to the running program.
     Path::new("/proc/self/exe")
         .read_link()
-        .doing(|| "find this program".to_owned())
+        .with_context(|| "find this program".to_owned())
         .map(|path| {
             if path.exists() {
                 path

@@ -11,11 +11,12 @@ use serde_json::{Value, json};
 use crate::client::Client;
 use crate::command::{cargo, run, run_with_input};
 use crate::environment;
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, ErrorContext as _, Result};
 use crate::image::{Cache, Image, ImageArchive, recipes};
 use crate::progress::Progress;
+use crate::standind::STATIC_FLAGS;
 
-/// What the manifests bring up, as `kubectl rollout status` names it.
+/// The workloads of the manifests, as arguments of `kubectl rollout status`.
 const WORKLOADS: [&str; 5] = [
     "deployment/database",
     "deployment/inventory",
@@ -24,7 +25,7 @@ const WORKLOADS: [&str; 5] = [
     "statefulset/pricing",
 ];
 
-/// The manifests that `kubectl apply` takes, in the order in which they are applied.
+/// The manifests, in the order in which they are applied.
 const MANIFESTS: [&str; 6] = [
     include_str!("../../../shop/manifests/config.yaml"),
     include_str!("../../../shop/manifests/database.yaml"),
@@ -34,18 +35,18 @@ const MANIFESTS: [&str; 6] = [
     include_str!("../../../shop/manifests/storefront.yaml"),
 ];
 
-/// The shop's compiled programs. Making images needs root, compiling must not have it, so these are two steps.
+/// The shop's compiled programs. Building images needs root and compiling must not run as root, so these are two steps.
 #[derive(Clone, Debug)]
 pub struct Programs {
     repository: PathBuf,
     directory: PathBuf,
-    /// Takes the place of the release's Node in the storefront's image.
+    /// Replaces the distribution's Node in the storefront's image.
     node: Option<PathBuf>,
 }
 
 impl Programs {
-    /// Compiles what has changed. A caller without root does this before it asks for root, and passes the result on
-    /// through the environment. `node` takes the place of the release's Node, which is too old on Ubuntu 22.04.
+    /// Compiles what has changed. A caller without root does this before it becomes root, and passes the result on through
+    /// the environment. `node` replaces the distribution's Node, which is too old on Ubuntu 22.04.
     pub fn build(
         repository: &Path,
         target: &Path,
@@ -62,8 +63,7 @@ impl Programs {
         progress.step("building the sample shop");
         let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
         run(cargo(repository)
-            // With an explicit target these flags are for the program alone, not for build scripts and macros.
-            .env("RUSTFLAGS", "-C target-feature=+crt-static")
+            .env("RUSTFLAGS", STATIC_FLAGS)
             .env("CARGO_TARGET_DIR", target)
             .args([
                 "build",
@@ -74,11 +74,22 @@ impl Programs {
                 "--target",
                 &triple,
             ]))?;
-        let directory = target.join("shop");
-        fs::create_dir_all(&directory).doing(|| format!("make {}", directory.display()))?;
         let checkout = target.join(&triple).join("release/shop-checkout");
-        fs::copy(&checkout, directory.join("checkout"))
-            .doing(|| format!("copy {}", checkout.display()))?;
+        Self::with_checkout(repository, target, &checkout, node)
+    }
+
+    /// Like [`Programs::build`], with a checkout service that is already compiled.
+    pub fn with_checkout(
+        repository: &Path,
+        target: &Path,
+        checkout: &Path,
+        node: Option<PathBuf>,
+    ) -> Result<Self> {
+        let directory = target.join("shop");
+        fs::create_dir_all(&directory)
+            .with_context(|| format!("create {}", directory.display()))?;
+        fs::copy(checkout, directory.join("checkout"))
+            .with_context(|| format!("copy {}", checkout.display()))?;
         run(Command::new("go")
             .current_dir(repository.join("shop/inventory"))
             .env("CGO_ENABLED", "0")
@@ -98,7 +109,7 @@ impl Programs {
         })
     }
 
-    /// The variables through which a process that runs as root gets these programs.
+    /// The environment variables that pass these programs to a process that runs as root.
     pub fn variables(&self) -> Vec<(&'static str, &OsStr)> {
         let node = self
             .node
@@ -112,14 +123,14 @@ impl Programs {
 
     /// The images of the services and of their database.
     pub fn images(&self, cache: &Cache, progress: &Progress) -> Result<Vec<ImageArchive>> {
-        let say = |text: &str| progress.step(text);
+        let report = |text: &str| progress.step(text);
         let source = |file: &str| self.repository.join("shop").join(file);
         let static_program = |name: &str| {
             Image::new(format!("registry.lab/shop/{name}:1"))
                 .file(format!("/app/{name}"), self.directory.join(name), 0o755)
                 .entrypoint([format!("/app/{name}")])
         };
-        let mut storefront = recipes::node_image("registry.lab/shop/storefront:1", cache, &say)?
+        let mut storefront = recipes::node_image("registry.lab/shop/storefront:1", cache, &report)?
             .entrypoint(["/usr/bin/node", "/app/main.mjs"])
             .environment("NODE_ENV", "production");
         for file in ["main.mjs", "storefront.mjs", "shop.mjs"] {
@@ -132,7 +143,7 @@ impl Programs {
         if let Some(node) = &self.node {
             storefront = storefront.file("/usr/bin/node", node, 0o755);
         }
-        let mut pricing = recipes::python_image("registry.lab/shop/pricing:1", cache, &say)?
+        let mut pricing = recipes::python_image("registry.lab/shop/pricing:1", cache, &report)?
             .entrypoint(["/usr/bin/python3", "/app/pricing.py"])
             .environment("PYTHONDONTWRITEBYTECODE", "1")
             .environment("PYTHONUNBUFFERED", "1");
@@ -149,7 +160,7 @@ impl Programs {
             storefront,
             pricing,
         ];
-        let mut images = vec![recipes::postgres(cache, &say)?];
+        let mut images = vec![recipes::postgres(cache, &report)?];
         for service in services {
             images.push(service.user("1000:1000").write_cached(cache)?);
         }
@@ -157,7 +168,8 @@ impl Programs {
     }
 }
 
-/// Installs the shop into a namespace that is there, and waits until all of it is ready. Its answers name the cluster.
+/// Installs the shop into an existing namespace, and waits until all workloads are ready. Its responses contain the
+/// cluster's name.
 pub fn install(client: &Client, namespace: &str) -> Result<()> {
     let cluster = format!(
         "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: cluster\ndata:\n  name: {}\n",
@@ -192,16 +204,16 @@ pub fn install(client: &Client, namespace: &str) -> Result<()> {
     Ok(())
 }
 
-/// Places an order at the storefront, through the API server, and returns the answer.
+/// Sends an order to the storefront, through the API server's proxy, and returns the response.
 pub fn order(client: &Client, namespace: &str, item: &str, quantity: u32) -> Result<Value> {
     let path = format!("/api/v1/namespaces/{namespace}/services/storefront:http/proxy/order");
     let order = json!({ "item": item, "quantity": quantity }).to_string();
-    let answer = run_with_input(
+    let response = run_with_input(
         client.kubectl().args(["create", "--raw", &path, "-f", "-"]),
         &order,
     )?;
-    serde_json::from_str(&answer).map_err(|source| Error::Json {
-        what: format!("the shop's answer {answer:?}"),
+    serde_json::from_str(&response).map_err(|source| Error::Json {
+        what: format!("the shop's response {response:?}"),
         source,
     })
 }

@@ -1,5 +1,5 @@
-//! The image of the program beside services: `standind` and the operator that it becomes there, linked statically, in an
-//! image that has nothing else.
+//! The image of the agent and operator: `standind` and `standind-operator`, linked statically, in an image that has
+//! nothing else.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -10,22 +10,26 @@ use crate::error::Result;
 use crate::image::Image;
 use crate::progress::Progress;
 
-/// How the lab's pods name it.
+/// The image reference that the lab's pods use.
 pub const REFERENCE: &str = "registry.lab/standind:1";
 
-/// How it is compiled.
+/// Compiler flags that link a program statically. They take effect with an explicit target only, so that build
+/// scripts and macros are compiled without them.
+pub const STATIC_FLAGS: &str = "-C target-feature=+crt-static";
+
+/// How the program is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// Quickly.
+    /// Unoptimised, for short build times.
     Dev,
     /// Optimised, with the C library of the machine that builds it.
     Release,
-    /// As it is given away: optimised, with musl, which comes with the compiler. So the same commit gives the same bytes
-    /// wherever it is built, and nothing has to be looked up in a system that the image does not have.
+    /// As it is released: optimised, with musl, which comes with the compiler. So the same commit gives the same bytes
+    /// wherever it is built, and the program needs no files of a system that the image does not have.
     Distribution,
 }
 
-/// Compiles the program. A caller without root does this before it asks for root, and passes the result on through the
+/// Compiles the program. A caller without root does this before it becomes root, and passes the result on through the
 /// environment.
 pub fn build(
     repository: &Path,
@@ -41,7 +45,7 @@ pub fn build(
     Ok(built(target, profile, "standind"))
 }
 
-/// Compiles packages so that their programs need no other file.
+/// Compiles packages with statically linked programs.
 pub fn build_static(
     repository: &Path,
     target: &Path,
@@ -50,7 +54,7 @@ pub fn build_static(
 ) -> Result<()> {
     let mut cargo = cargo(repository);
     cargo
-        // With an explicit target these flags are for the program alone, not for build scripts and macros.
+        // With an explicit target these flags apply only to the program, not to build scripts and macros.
         .env("RUSTFLAGS", flags(repository, profile))
         .env("CARGO_PROFILE_DEV_STRIP", "symbols")
         .env("CARGO_TARGET_DIR", target)
@@ -73,6 +77,11 @@ pub fn built(target: &Path, profile: Profile, program: &str) -> PathBuf {
     target.join(triple(profile)).join(folder).join(program)
 }
 
+/// The target of programs that run on this machine and in images.
+pub fn host_triple() -> String {
+    triple(Profile::Dev)
+}
+
 fn triple(profile: Profile) -> String {
     let libraries = match profile {
         Profile::Dev | Profile::Release => "gnu",
@@ -81,9 +90,9 @@ fn triple(profile: Profile) -> String {
     format!("{}-unknown-linux-{libraries}", env::consts::ARCH)
 }
 
-/// What is given away names no folder of the machine that built it.
+/// The compiler flags of a profile. A released program contains no path of the machine that built it.
 fn flags(repository: &Path, profile: Profile) -> String {
-    let mut flags = "-C target-feature=+crt-static".to_owned();
+    let mut flags = STATIC_FLAGS.to_owned();
     if profile != Profile::Distribution {
         return flags;
     }

@@ -4,16 +4,16 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// Two of these, with the time between them, say how busy a lab is.
+/// The resource usage at one time. The difference of two, over the time between them, is the load of a lab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes, with what processes share counted once: the clusters run the same programs.
+    /// Bytes. Memory that processes share is counted once: the clusters run the same programs.
     pub memory: u64,
-    /// Used since the lab started, by processes that have ended too.
+    /// Used since the lab started, including processes that have exited.
     pub processor_time: Duration,
 }
 
-/// The proportional set size of processes. One that has ended in the meantime uses nothing.
+/// The sum of the proportional set sizes of processes. A process that has exited in the meantime counts as zero.
 pub(crate) fn memory_of(processes: &[i32]) -> u64 {
     processes
         .iter()
@@ -32,7 +32,7 @@ pub(crate) fn processes_mentioning(folder: &Path) -> Vec<i32> {
         .filter_map(|entry| entry.file_name().to_string_lossy().parse::<i32>().ok())
         .filter(|pid| {
             let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            // Arguments end with a zero byte, and folders below this one go on with a slash.
+            // An argument ends with a zero byte, and a path below this folder continues with a slash.
             ['\0', '/']
                 .iter()
                 .any(|end| line.contains(&format!("{folder}{end}")))
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_size_is_read_from_the_kernel() {
+    fn smaps_rollup_is_parsed() {
         let text = "00400000-7fff [rollup]\nRss:  9 kB\nPss:     2048 kB\nPss_Dirty: 1 kB\n";
         assert_eq!(proportional_set_size(text), Some(2 << 20));
         assert_eq!(proportional_set_size(""), None);

@@ -1,22 +1,22 @@
-//! The wire carries IP packets between network namespaces, as badly as it is told to.
+//! The wire forwards IP packets between network namespaces with configurable delay, jitter, loss, rate limit or cut.
 //!
-//! The nodes of the lab's clusters talk over a bridge of the kernel. When the path between two endpoints (a cluster, or the
-//! machine of the developer) shall have a fault, routes send its packets into a TUN device in each network namespace. One thread
-//! of our process holds all of these devices: it looks at the destination of each packet and writes it to the device of the port
-//! that owns the address, after the delay and with the loss, the rate or the cut that was asked for.
+//! The nodes of the lab's clusters communicate over a bridge of the kernel. When the path between two endpoints (a cluster, or
+//! the developer's machine) has a fault, routes send its packets into a TUN device in each network namespace. One thread of our
+//! process owns all of these devices. It reads the destination of each packet and writes the packet to the device of the port
+//! that owns the address, subject to the conditions of the path.
 //!
-//! - [`conditions`]: what can be wrong with a path, and how a person writes it down.
-//! - `link`: decides which packets pass and when. It does no input or output and reads no clock.
-//! - `carrier`: the thread.
-//! - `tun`, `sys`, `namespace`: the devices and where they are.
-//! - [`measure`]: what the wire costs compared with a cable of the kernel.
+//! - [`conditions`]: the faults of a path, and their text form.
+//! - `link`: decides which packets pass and when. It does no I/O and reads no clock.
+//! - `forwarder`: the thread.
+//! - `tun`, `sys`, `namespace`: the devices and their network namespaces.
+//! - [`measure`]: the overhead of the wire compared with a veth pair of the kernel.
 //!
-//! The wire adds no routes and no addresses. It never changes a packet, so a path that only delays carries the 64 KiB bundles of
-//! the kernel's segmentation offload as they are; while a path loses packets or has a rate, the senders on it send single packets.
+//! The wire adds no routes and no addresses. It never changes a packet, so a path that only delays forwards the 64 KiB packets of
+//! the kernel's segmentation offload as they are. While a path has loss or a rate limit, its senders send single packets.
 
-mod carrier;
 pub mod conditions;
 mod counters;
+mod forwarder;
 mod link;
 pub mod measure;
 mod namespace;
@@ -29,19 +29,20 @@ mod tun;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 pub use self::conditions::{Conditions, ConditionsError, Loss, Rate, parse_delay};
 pub use self::counters::{LinkCounters, LinkReport, PortReport, Tally, VanishedPort, WireReport};
 
-use self::carrier::{Carrier, Command};
-use self::conditions::LONGEST_DELAY;
+use self::conditions::MAX_DELAY;
+use self::forwarder::{Command, Forwarder};
 use self::namespace::NetworkNamespace;
 use self::tun::Tun;
 
@@ -49,31 +50,28 @@ use self::tun::Tun;
 #[derive(Debug)]
 pub struct Wire {
     commands: Sender<Command>,
-    /// Tells the carrier, which sleeps on descriptors, that there is a command.
+    /// Wakes the forwarder, which polls descriptors, when there is a command.
     wake: Arc<EventFd>,
-    /// Where devices are created before they are moved to their place. One at a time, because ports in different places may give
-    /// their devices the same name.
+    /// Where devices are created before they are moved to their namespace. Only one at a time, because ports in different
+    /// namespaces may use the same device name.
     staging: Mutex<NetworkNamespace>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Wire {
-    /// Starts a wire without ports, on which every path is perfect.
+    /// Starts a wire without ports and without faults.
     pub fn start() -> Result<Self, WireError> {
         let staging = Mutex::new(NetworkNamespace::create()?);
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = EventFd::from_value_and_flags(0, flags)
             .map_err(|errno| WireError::Thread(errno.into()))?;
         let wake = Arc::new(wake);
-        let (commands, commands_of_owner) = mpsc::channel();
-        let carrier = Carrier::new(
-            commands_of_owner,
-            Arc::clone(&wake),
-            SmallRng::from_os_rng(),
-        );
+        let (commands, command_receiver) = mpsc::channel();
+        let forwarder =
+            Forwarder::new(command_receiver, Arc::clone(&wake), SmallRng::from_os_rng());
         let thread = thread::Builder::new()
             .name("wire".to_owned())
-            .spawn(move || carrier.run())
+            .spawn(move || forwarder.run())
             .map_err(WireError::Thread)?;
         Ok(Self {
             commands,
@@ -83,10 +81,10 @@ impl Wire {
         })
     }
 
-    /// Creates the TUN device `device` in a network namespace, up and without an address, and carries the packets to `addresses`
-    /// there.
+    /// Creates the TUN device `device` in a network namespace, up and without an address, and forwards the packets for `addresses`
+    /// to it.
     ///
-    /// The wire does not keep the namespace alive. When it ends, the port is detached and the report says so.
+    /// The wire does not keep the namespace alive. When the namespace ends, the port is detached and listed as vanished.
     pub fn attach(
         &self,
         endpoint: &str,
@@ -96,40 +94,40 @@ impl Wire {
         addresses: &[IpAddr],
     ) -> Result<(), WireError> {
         let tun = {
-            let staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+            let staging = self.staging.lock();
             Tun::create(device, &staging, network_namespace.as_fd())?
         };
-        self.ask(|answer| Command::Attach {
+        self.call(|response| Command::Attach {
             endpoint: endpoint.to_owned(),
             port: port.to_owned(),
             tun,
             addresses: addresses.to_vec(),
-            answer,
+            response,
         })?
     }
 
     /// Removes the device of a port. It is no error if the port has already vanished with its namespace.
     pub fn detach(&self, port: &str) -> Result<(), WireError> {
-        let device = self.ask(|answer| Command::Detach {
+        let device = self.call(|response| Command::Detach {
             port: port.to_owned(),
-            answer,
+            response,
         })??;
         drop(device);
         Ok(())
     }
 
-    /// Sets what happens to the packets from one endpoint to another, now and for ports that are attached later.
+    /// Sets the conditions from one endpoint to another, also for ports that are attached later.
     ///
-    /// When this returns after a cut, nothing more arrives, not even what was under way.
+    /// When this returns after a cut, no more packets are delivered, not even those in flight.
     pub fn set(&self, from: &str, to: &str, conditions: Conditions) -> Result<(), WireError> {
-        if conditions.delay.saturating_add(conditions.jitter) > LONGEST_DELAY {
+        if conditions.delay.saturating_add(conditions.jitter) > MAX_DELAY {
             return Err(WireError::DelayTooLong);
         }
-        self.ask(|answer| Command::Set {
+        self.call(|response| Command::Set {
             from: from.to_owned(),
             to: to.to_owned(),
             conditions,
-            answer,
+            response,
         })?
     }
 
@@ -144,7 +142,7 @@ impl Wire {
         self.set(other, one, conditions)
     }
 
-    /// Every direction that is not perfect, as (from, to, conditions).
+    /// Every direction with a fault, as (from, to, conditions).
     pub fn conditions(&self) -> Result<Vec<(String, String, Conditions)>, WireError> {
         let links = self.report()?.links.into_iter();
         Ok(links
@@ -153,7 +151,7 @@ impl Wire {
             .collect())
     }
 
-    /// What became of the packets from one endpoint to another.
+    /// The counters of the packets from one endpoint to another.
     pub fn counters(&self, from: &str, to: &str) -> Result<LinkCounters, WireError> {
         let mut links = self.report()?.links.into_iter();
         Ok(links
@@ -162,40 +160,40 @@ impl Wire {
             .unwrap_or_default())
     }
 
-    /// Everything there is to know: the paths, the ports and what vanished.
+    /// The state of all paths and ports, and the ports that vanished.
     pub fn report(&self) -> Result<WireReport, WireError> {
-        self.ask(|answer| Command::Report { answer })
+        self.call(|response| Command::Report { response })
     }
 
-    fn ask<Answer>(
+    fn call<Response>(
         &self,
-        command: impl FnOnce(Sender<Answer>) -> Command,
-    ) -> Result<Answer, WireError> {
-        let (answer, answer_of_carrier) = mpsc::channel();
+        command: impl FnOnce(Sender<Response>) -> Command,
+    ) -> Result<Response, WireError> {
+        let (response, response_receiver) = mpsc::channel();
         self.commands
-            .send(command(answer))
+            .send(command(response))
             .map_err(|_| WireError::Stopped)?;
         self.wake
             .write(1)
             .map_err(|errno| WireError::Thread(errno.into()))?;
-        answer_of_carrier.recv().map_err(|_| WireError::Stopped)
+        response_receiver.recv().map_err(|_| WireError::Stopped)
     }
 }
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        // Both fail only if the thread has ended, and then there is nothing to stop.
+        // Both fail only if the thread has already ended.
         let _ = self.commands.send(Command::Stop);
         let _ = self.wake.write(1);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the wire had panicked");
+            tracing::error!("wire thread panicked");
         }
     }
 }
 
-/// Why the wire cannot do what was asked.
+/// The errors of the wire.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     #[error(
@@ -231,9 +229,9 @@ pub enum WireError {
     UnknownPort(String),
     #[error("delay and jitter together are longer than one minute; shorten them")]
     DelayTooLong,
-    #[error("cannot start or wake the thread of the wire")]
+    #[error("cannot start or wake the wire's thread")]
     Thread(#[source] io::Error),
-    #[error("the thread of the wire has stopped; its log says why, and a new wire can be started")]
+    #[error("the wire's thread has stopped; see its log for the reason, and start a new wire")]
     Stopped,
     #[error("cannot {action} to measure the wire")]
     Measure {

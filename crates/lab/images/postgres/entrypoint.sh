@@ -1,11 +1,11 @@
 #!/bin/sh
-# Starts PostgreSQL, and makes its database first if there is none.
+# Starts PostgreSQL, and creates its database first if there is none.
 #
 #   PGDATA             where the database is; a volume is mounted at the folder above it, never at PGDATA itself
-#   PGHOST             the folder of the socket, which the image's psql uses, too
+#   PGHOST             the folder of the socket, which the image's psql uses as well
 #   POSTGRES_PASSWORD  the password of POSTGRES_USER; without one, every connection is trusted
 #   POSTGRES_USER      the superuser, "postgres" if not set
-#   POSTGRES_DB        a database to make, the name of the user if not set
+#   POSTGRES_DB        a database to create, the name of the user if not set
 #
 # Arguments are passed on to the server, such as: -c log_statement=all
 set -eu
@@ -26,14 +26,15 @@ PASSWORD
         initdb "$@" --auth=$method
     fi
     echo "host all all all $method" >>"$unfinished/pg_hba.conf"
-    # A server in this mode needs no port and no waiting: it carries out one statement and ends. As for initdb above,
-    # nothing is lost if the machine stops now, so it does not wait for the disk either (-F).
+    # A server in this mode opens no port: it executes one statement and exits. As with initdb above, nothing is lost if
+    # the machine stops now, so it does not wait for the disk either (-F).
     if [ "$database" != postgres ]; then
         echo "CREATE DATABASE \"$database\"" | postgres --single -j -F -D "$unfinished" postgres
     fi
 }
 
-# A container that is killed half way must not leave a database that looks complete, so it is made beside its place.
+# A container that is killed during initialisation must not leave a database that looks complete, so it is created under
+# a temporary name and renamed.
 if [ ! -s "$PGDATA/PG_VERSION" ]; then
     unfinished="$PGDATA.unfinished"
     rm -rf "$unfinished"
@@ -45,7 +46,7 @@ if [ "${1:-}" = postgres ]; then
     shift
 fi
 
-# Sizes for a machine that runs whole clusters: small, and without memory that nothing here would fill.
+# Small sizes, because the machine runs whole clusters.
 exec postgres -D "$PGDATA" \
     -c listen_addresses=0.0.0.0 \
     -c unix_socket_directories="$PGHOST" \

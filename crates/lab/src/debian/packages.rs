@@ -8,17 +8,17 @@ use std::process::Command;
 
 use crate::image::{Cache, Fingerprint, ImageError, output_of};
 
-/// The section of a [`Cache`] that downloaded packages are in. Images share most of their packages.
+/// The section of a [`Cache`] for downloaded packages. Images share most of their packages.
 const PACKAGES: &str = "packages";
 
-/// The section of a [`Cache`] that apt keeps its own files in.
+/// The section of a [`Cache`] for apt's own files.
 const APT: &str = "apt";
 
-/// The section of a [`Cache`] that apt's answers are in.
-const ANSWERS: &str = "answers";
+/// The section of a [`Cache`] for the package lists that apt resolved.
+const RESOLUTIONS: &str = "resolutions";
 
-/// Everything that apt's answers depend on: its lists, which `apt-get update` replaces, and its configuration.
-const READ_BY_APT: [&str; 6] = [
+/// Everything that the resolution depends on: apt's lists, which `apt-get update` replaces, and its configuration.
+const APT_INPUTS: [&str; 6] = [
     "/etc/apt",
     "/etc/apt/apt.conf.d",
     "/etc/apt/preferences.d",
@@ -33,13 +33,13 @@ pub(super) struct Package {
     pub(super) name: String,
     pub(super) version: String,
     pub(super) architecture: String,
-    /// As apt names the file that it downloads.
+    /// The name of the file that apt downloads.
     pub(super) file_name: String,
     pub(super) size: u64,
     pub(super) checksum: String,
 }
 
-/// The packages that the machine's apt knows, seen as if nothing were installed.
+/// The packages of the machine's apt sources, resolved as if nothing were installed.
 #[derive(Debug)]
 pub(super) struct Repository {
     cache: Cache,
@@ -61,14 +61,15 @@ impl Repository {
         Ok(repository)
     }
 
-    /// The packages and all that they depend on, sorted by name.
+    /// The packages and their dependencies, sorted by name.
     pub(super) fn resolve(&self, names: &[String]) -> Result<Vec<Package>, ImageError> {
-        let question = what_apt_answers_from(names)?;
-        let answer = self.cache.entry(ANSWERS, &question[..16], |path| {
-            let lines = self.ask_for_closure(names)?;
+        let key = resolution_key(names)?;
+        let resolution = self.cache.entry(RESOLUTIONS, &key[..16], |path| {
+            let lines = self.resolve_with_apt(names)?;
             fs::write(path, lines).map_err(ImageError::file("write", path))
         })?;
-        let lines = fs::read_to_string(&answer).map_err(ImageError::file("read", &answer))?;
+        let lines =
+            fs::read_to_string(&resolution).map_err(ImageError::file("read", &resolution))?;
         let mut packages = lines
             .lines()
             .map(parse_line)
@@ -77,10 +78,10 @@ impl Repository {
         Ok(packages)
     }
 
-    fn ask_for_closure(&self, names: &[String]) -> Result<String, ImageError> {
+    fn resolve_with_apt(&self, names: &[String]) -> Result<String, ImageError> {
         let mut command = self.apt_get();
         command
-            // Unless it is told which, apt prints a kind of checksum that not every repository has.
+            // Without this option apt prints a kind of checksum that not every repository has.
             .arg("--option=Acquire::ForceHash=SHA256")
             .args(["--yes", "--no-install-recommends", "--print-uris"])
             .arg("install")
@@ -91,8 +92,7 @@ impl Repository {
         })
     }
 
-    /// The files of the packages, of which those are downloaded that are not there yet. apt checks what it downloads
-    /// against its signed lists.
+    /// The files of the packages. Missing files are downloaded; apt verifies them against its signed lists.
     pub(super) fn download(
         &self,
         packages: &[Package],
@@ -117,8 +117,8 @@ impl Repository {
             .collect())
     }
 
-    /// apt downloads into its working folder, from where complete files are moved to where others look for them. The
-    /// folder is named for the process, so that two processes do not write to the same file.
+    /// Downloads into a temporary folder and moves complete files to the packages folder. The temporary folder has the
+    /// process id in its name, so that two processes do not write to the same file.
     fn download_missing(&self, missing: &[&Package]) -> Result<(), ImageError> {
         let folder = self
             .apt_folder
@@ -156,7 +156,7 @@ impl Repository {
         self.apt_folder.join("status")
     }
 
-    /// apt with the machine's sources and lists, and with everything that it writes in our folder.
+    /// An apt command that reads the machine's sources and lists, and writes only to our folder.
     fn apt_get(&self) -> Command {
         let folder = &self.apt_folder;
         let option = |name: &str, path: &Path| format!("--option={name}={}", path.display());
@@ -171,10 +171,10 @@ impl Repository {
             ))
             .arg(option("Dir::Cache", folder))
             .arg(option("Dir::Cache::archives", &folder.join("archives")))
-            // Some machines switch these caches off; with them apt answers in half the time.
+            // Some machines disable these caches; with them apt takes half the time.
             .arg("--option=Dir::Cache::pkgcache=pkgcache.bin")
             .arg("--option=Dir::Cache::srcpkgcache=srcpkgcache.bin")
-            // Nothing of the machine's is written, so there is nothing to lock.
+            // No file of the machine is written, so no lock is needed.
             .arg("--option=Debug::NoLocking=1")
             // apt's own unprivileged user may not be able to write to our folder.
             .arg("--option=APT::Sandbox::User=root");
@@ -183,7 +183,7 @@ impl Repository {
 }
 
 impl Package {
-    /// How apt is asked for exactly this package.
+    /// The argument that makes apt select exactly this package.
     fn specifier(&self) -> String {
         match self.architecture.as_str() {
             "all" => format!("{}={}", self.name, self.version),
@@ -192,12 +192,12 @@ impl Package {
     }
 }
 
-/// A hash that changes when apt could answer otherwise. Asking apt takes half a second or more of a core, this a
-/// millisecond.
-fn what_apt_answers_from(names: &[String]) -> Result<String, ImageError> {
+/// A hash that changes when the resolution could change. Running apt takes half a second or more of processor time, this
+/// hash a millisecond.
+fn resolution_key(names: &[String]) -> Result<String, ImageError> {
     let mut fingerprint = Fingerprint::new("packages");
     fingerprint.text(&names.join(" "));
-    for folder in READ_BY_APT {
+    for folder in APT_INPUTS {
         for (path, metadata) in files_in(Path::new(folder))? {
             fingerprint.path(&path);
             fingerprint.number(metadata.len());
@@ -207,7 +207,7 @@ fn what_apt_answers_from(names: &[String]) -> Result<String, ImageError> {
     Ok(fingerprint.finish())
 }
 
-/// The files that a folder holds directly, sorted; the path itself if it is a file. What is not there holds nothing.
+/// The files directly in a folder, sorted; the path itself if it is a file. Empty if the path does not exist.
 fn files_in(path: &Path) -> Result<BTreeMap<PathBuf, Metadata>, ImageError> {
     let mut paths = vec![path.to_path_buf()];
     if path.is_dir() {
@@ -224,28 +224,28 @@ fn files_in(path: &Path) -> Result<BTreeMap<PathBuf, Metadata>, ImageError> {
 
 /// Reads a line such as `'http://…/dash.deb' dash_0.5.12-2_amd64.deb 91848 SHA256:…`.
 fn parse_line(line: &str) -> Result<Package, ImageError> {
-    let not_understood = || ImageError::PackageLine {
+    let invalid = || ImageError::PackageLine {
         line: line.to_owned(),
     };
     let words: Vec<&str> = line.split_whitespace().collect();
     let [_, file_name, size, checksum] = words[..] else {
-        return Err(not_understood());
+        return Err(invalid());
     };
     let parts: Vec<&str> = file_name
         .strip_suffix(".deb")
-        .ok_or_else(not_understood)?
+        .ok_or_else(invalid)?
         .split('_')
         .collect();
     let [name, version, architecture] = parts[..] else {
-        return Err(not_understood());
+        return Err(invalid());
     };
     Ok(Package {
         name: name.to_owned(),
-        // The colon of an epoch is the only character that versions may have and apt's file names may not.
+        // The colon of an epoch is the only character of a version that apt escapes in file names.
         version: version.replace("%3a", ":"),
         architecture: architecture.to_owned(),
         file_name: file_name.to_owned(),
-        size: size.parse().map_err(|_| not_understood())?,
+        size: size.parse().map_err(|_| invalid())?,
         checksum: checksum.to_owned(),
     })
 }
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn understands_what_apt_prints() {
+    fn lines_of_apt_are_parsed() {
         check(
             "'http://mirror.example/pool/d/dash_0.5.12-2_amd64.deb' dash_0.5.12-2_amd64.deb 91848 SHA256:33",
             "dash:amd64=0.5.12-2",
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn says_which_line_it_does_not_understand() {
+    fn invalid_lines_are_rejected() {
         for line in [
             "",
             "E: nothing",

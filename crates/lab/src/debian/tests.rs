@@ -1,12 +1,12 @@
-//! How packages become a root filesystem, with packages made for the purpose.
+//! Builds root filesystems from test packages.
 
 use super::*;
 
-/// Makes a package from paths and contents, the way Debian's own are made.
+/// Builds a package from paths and contents with `dpkg-deb`.
 fn package(folder: &Path, name: &str, files: &[(&str, &str)]) -> PathBuf {
     let source = folder.join(name);
     let control = format!(
-        "Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: nobody\nDescription: none\n"
+        "Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: test\nDescription: none\n"
     );
     for (path, content) in [("DEBIAN/control", control.as_str())].iter().chain(files) {
         let path = source.join(path);
@@ -32,7 +32,7 @@ fn named(name: &str) -> Package {
 }
 
 #[test]
-fn packages_of_both_layouts_meet_in_usr() {
+fn packages_of_both_layouts_are_merged_into_usr() {
     let folder = tempfile::tempdir().unwrap();
     let archives = [
         package(
@@ -86,18 +86,18 @@ fn alternatives_are_linked_unless_a_package_ships_the_name() {
 }
 
 #[test]
-fn leaves_out_what_it_is_told_to_but_not_what_was_asked_for() {
+fn excluded_packages_are_left_out_unless_requested_by_name() {
     let root = RootFilesystem::new(["python3", "tar"]).without_packages(["perl", "libllvm*"]);
     for name in ["perl", "libllvm14", "dpkg"] {
-        assert!(root.leaves_out(&named(name)), "{name}");
+        assert!(root.is_excluded(&named(name)), "{name}");
     }
     for name in ["perl-base", "libc6", "tar"] {
-        assert!(!root.leaves_out(&named(name)), "{name}");
+        assert!(!root.is_excluded(&named(name)), "{name}");
     }
 }
 
 #[test]
-fn the_key_follows_everything_that_determines_the_files() {
+fn the_key_depends_on_everything_that_determines_the_files() {
     let root = RootFilesystem::new(["python3"]);
     let packages = [named("python3"), named("libc6")];
     let key = root.key(&packages);
@@ -112,7 +112,7 @@ fn the_key_follows_everything_that_determines_the_files() {
 }
 
 #[test]
-fn the_major_version_of_a_candidate_is_read() {
+fn the_major_version_of_a_candidate_is_parsed() {
     let policy = |version: &str| format!("nodejs:\n  Installed: (none)\n  Candidate: {version}\n");
     for (version, expected) in [
         ("18.19.0+dfsg-6~deb12u2", Some(18)),

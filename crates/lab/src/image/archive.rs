@@ -1,7 +1,7 @@
-//! The file that an image becomes: a tar in the format of `docker save`, with one layer that is itself a tar.
+//! The archive of an image: a tar in the format of `docker save`, with one layer that is itself a tar.
 //!
-//! The layer is streamed from the disk into its place in the file. Its header comes before it and holds its hash and its
-//! size, so room is left for the header and it is written afterwards.
+//! The layer is streamed from the disk into the file. Its header precedes it and contains its hash and its size, so space
+//! is left for the header, which is written afterwards.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -15,13 +15,13 @@ use super::fingerprint::HashingWriter;
 use super::tree::{Content, Entry, Tree};
 use super::{Configuration, ImageError};
 
-/// Counted up whenever the same sources give other bytes than before, so that caches do not keep the old ones.
+/// Incremented whenever the same sources give different bytes, so that caches do not keep the old ones.
 pub(super) const FORMAT_VERSION: u64 = 1;
 
 const BLOCK: u64 = 512;
 const MANIFEST: &str = "manifest.json";
 
-/// All images are from the same instant: a date would make each build of the same sources another image.
+/// All images have the same date: the build time would make each build of the same sources a different image.
 const CREATED: &str = "1970-01-01T00:00:00Z";
 
 /// An image in a file, ready for `ctr images import` or `podman load`.
@@ -34,7 +34,7 @@ pub struct ImageArchive {
 }
 
 impl ImageArchive {
-    /// Reads what an archive that was written earlier holds, without reading its layer.
+    /// Opens an existing archive and reads its manifest, without reading its layer.
     pub fn open(path: &Path) -> Result<Self, ImageError> {
         let not_an_archive = |reason: String| ImageError::NotAnArchive {
             path: path.to_path_buf(),
@@ -66,7 +66,7 @@ impl ImageArchive {
         &self.path
     }
 
-    /// How pods name the image.
+    /// The image's name in pods.
     pub fn reference(&self) -> &str {
         &self.reference
     }
@@ -113,7 +113,7 @@ struct HistoryStep {
     created_by: &'static str,
 }
 
-/// The name that images have for this machine's architecture.
+/// The OCI name of this machine's architecture.
 pub(super) fn architecture() -> Result<&'static str, ImageError> {
     match std::env::consts::ARCH {
         "x86_64" => Ok("amd64"),
@@ -122,7 +122,7 @@ pub(super) fn architecture() -> Result<&'static str, ImageError> {
     }
 }
 
-/// Writes the archive straight to the path, where a failure leaves it half written.
+/// Writes the archive directly to the path. A failure leaves a partial file.
 pub(super) fn write(
     reference: &str,
     tree: &Tree,
@@ -148,8 +148,8 @@ pub(super) fn write(
             created_by: "lab",
         }],
     })?;
-    // The parts are named by their hashes: containerd tells the parts of archives that are imported at the same time
-    // apart by these names alone.
+    // The parts are named by their hashes: containerd distinguishes the parts of archives that are imported at the same
+    // time only by these names.
     let description_name = format!("{:x}.json", Sha256::digest(&description));
     let layer_name = format!("{layer_hash}.tar");
     let manifest = serde_json::to_vec(&[ManifestImage {
@@ -176,7 +176,7 @@ pub(super) fn write(
     builder.finish().map_err(writing)
 }
 
-/// Writes the layer behind the room for its header, and gives back its hash and size.
+/// Writes the layer after the space for its header, and returns its hash and size.
 fn write_layer(tree: &Tree, file: &mut File, path: &Path) -> Result<(String, u64), ImageError> {
     let writing = |error| ImageError::file("write", path)(error);
     file.seek(SeekFrom::Start(BLOCK)).map_err(writing)?;
@@ -224,7 +224,7 @@ fn append_entry(
             mode,
         } => {
             let file = File::open(source).map_err(ImageError::file("open", source))?;
-            // The header already promises the size, so exactly as many bytes must follow.
+            // The header contains the size, so exactly as many bytes must follow.
             let mut reader = CountingReader {
                 inner: file.take(*size),
                 length: 0,
@@ -257,7 +257,7 @@ impl<Inner: Read> Read for CountingReader<Inner> {
     }
 }
 
-/// A header that says nothing about who made the entry and when.
+/// A header without owner and date.
 fn header(kind: EntryType, size: u64, mode: u32) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);

@@ -1,8 +1,8 @@
-//! A folder of things that are expensive to make, each under a name that says everything it was made from.
+//! A folder of build results, each under a name that identifies everything it was built from.
 //!
-//! A name that exists is complete: things are made beside their place and renamed into it. Whoever makes one holds a
-//! lock, which the kernel releases when the process dies, so two processes never make the same thing twice and the
-//! remains of a killed one are known to be nobody's.
+//! An entry that exists is complete: it is built under a temporary name and renamed. The builder holds a lock, which the
+//! kernel releases when the process exits. So two processes never build the same entry twice, and a partial entry without
+//! a lock was left by a process that was killed.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,7 +16,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The folder is made when it is first needed.
+    /// The folder is created when it is first needed.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into(),
@@ -27,8 +27,8 @@ impl Cache {
         &self.folder
     }
 
-    /// The file or folder called `name` below `section`. If it is not there yet, `make` is asked to create it at the
-    /// path it is given, where nothing is yet.
+    /// The file or folder `name` below `section`. If it does not exist, `make` creates it at the path that it is given,
+    /// which does not exist yet.
     pub fn entry(
         &self,
         section: &str,
@@ -47,14 +47,14 @@ impl Cache {
         let unfinished = section.join(format!("{name}.unfinished"));
         remove(&unfinished)?;
         make(&unfinished).inspect_err(|_| {
-            // The next attempt removes what remains if this cannot.
+            // If this fails, the next attempt removes the partial entry.
             let _ = remove(&unfinished);
         })?;
         fs::rename(&unfinished, &entry).map_err(ImageError::file("rename", &unfinished))?;
         Ok(entry)
     }
 
-    /// A folder for one kind of thing, which exists.
+    /// The folder of one kind of entries, which is created if necessary.
     pub(crate) fn section(&self, section: &str) -> Result<PathBuf, ImageError> {
         let folder = self.folder.join(section);
         fs::create_dir_all(&folder).map_err(ImageError::file("create", &folder))?;
@@ -62,15 +62,15 @@ impl Cache {
     }
 }
 
-/// Waits for the lock, which lasts until the returned file is dropped. The lock file itself stays: removing it would
-/// let one process lock the removed file while another locks its successor.
+/// Waits for the lock, which is released when the returned file is dropped. The lock file is not removed: otherwise one
+/// process could lock the removed file while another locks its successor.
 fn lock(path: &Path) -> Result<File, ImageError> {
     let file = File::create(path).map_err(ImageError::file("create", path))?;
     file.lock().map_err(ImageError::file("lock", path))?;
     Ok(file)
 }
 
-/// Removes a file or a folder with all that is in it; nothing being there is fine.
+/// Removes a file or a folder with its contents. It is no error if the path does not exist.
 fn remove(path: &Path) -> Result<(), ImageError> {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
@@ -88,12 +88,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn makes_an_entry_once_and_ignores_the_remains_of_a_killed_build() {
+    fn an_entry_is_built_once_and_a_partial_entry_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::new(folder.path());
-        let remains = cache.section("roots").unwrap().join("one.unfinished");
-        fs::create_dir(&remains).unwrap();
-        fs::write(remains.join("half"), "half").unwrap();
+        let partial = cache.section("roots").unwrap().join("one.unfinished");
+        fs::create_dir(&partial).unwrap();
+        fs::write(partial.join("half"), "half").unwrap();
 
         let made = cache
             .entry("roots", "one", |path| {
@@ -103,12 +103,12 @@ mod tests {
             .unwrap();
         assert!(made.is_dir() && !made.join("half").exists());
 
-        let again = cache.entry("roots", "one", |_| panic!("it is there already"));
+        let again = cache.entry("roots", "one", |_| panic!("the entry exists already"));
         assert_eq!(again.unwrap(), made);
     }
 
     #[test]
-    fn a_failed_build_leaves_nothing_that_is_used() {
+    fn a_failed_build_leaves_no_entry() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::new(folder.path());
         let failed = cache.entry("archives", "two", |path| {

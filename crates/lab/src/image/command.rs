@@ -1,13 +1,13 @@
-//! Runs the few programs that images are made with.
+//! Runs the programs that build images.
 
 use std::process::{Command, Output, Stdio};
 
 use super::ImageError;
 
-/// How many of the last lines of a program's complaint an error repeats.
-const LINES_OF_COMPLAINT: usize = 6;
+/// How many of the last lines of a program's standard error an error shows.
+const MAX_STDERR_LINES: usize = 6;
 
-/// Runs the program to its end and gives back what it wrote to its standard output.
+/// Runs the program to its end and returns its standard output.
 pub(crate) fn output_of(command: &mut Command) -> Result<String, ImageError> {
     let output =
         command
@@ -37,8 +37,8 @@ pub(crate) fn pipe(producer: &mut Command, consumer: &mut Command) -> Result<(),
         consumer.stdin(stream);
     }
     let consumed = consumer.output();
-    // The consumer's command keeps the reading end of the pipe open until its input is replaced; without this a
-    // producer whose consumer did not start would wait for a reader for ever.
+    // The consumer's `Command` keeps the reading end of the pipe open until its input is replaced. Without this, a
+    // producer whose consumer did not start would block forever.
     consumer.stdin(Stdio::null());
     let produced = producing.wait();
 
@@ -57,7 +57,7 @@ pub(crate) fn pipe(producer: &mut Command, consumer: &mut Command) -> Result<(),
     Err(ImageError::CommandFailed {
         program: program_of(producer),
         status,
-        message: "it ended before its output was complete".to_owned(),
+        message: "it exited before its output was complete".to_owned(),
     })
 }
 
@@ -65,9 +65,9 @@ fn check(command: &Command, output: &Output) -> Result<(), ImageError> {
     if output.status.success() {
         return Ok(());
     }
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    let lines: Vec<&str> = complaint.trim().lines().collect();
-    let first_kept = lines.len().saturating_sub(LINES_OF_COMPLAINT);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<&str> = stderr.trim().lines().collect();
+    let first_kept = lines.len().saturating_sub(MAX_STDERR_LINES);
     Err(ImageError::CommandFailed {
         program: program_of(command),
         status: output.status,

@@ -1,4 +1,4 @@
-//! What can go wrong while an image is made, and what to do about it.
+//! Errors while building an image, and what to do about them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub enum ImageError {
     #[error("{} is not a path inside an image", path.display())]
     PathOutsideImage { path: PathBuf },
 
-    #[error("the symbolic links at {} lead in a circle", path.display())]
+    #[error("the symbolic links at {} form a loop", path.display())]
     LinkLoop { path: PathBuf },
 
     #[error("{reference:?} does not name an image")]
@@ -59,7 +59,7 @@ pub enum ImageError {
         source: Box<ImageError>,
     },
 
-    #[error("apt described a package in a way that is not understood: {line:?}")]
+    #[error("cannot parse this line of apt's output: {line:?}")]
     PackageLine { line: String },
 
     #[error("the package {package} has no {path:?}, which the image needs")]
@@ -70,15 +70,15 @@ pub enum ImageError {
 }
 
 impl ImageError {
-    /// What the person who sees the error can do next.
+    /// What the user can do next.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::SpecialFile { .. } => {
                 Some("remove it from the folder, or add the folder's other files one by one")
             }
-            Self::FileChanged { .. } => {
-                Some("wait until whatever writes the file is done, then build the image again")
-            }
+            Self::FileChanged { .. } => Some(
+                "wait until the program that writes the file is done, then build the image again",
+            ),
             Self::PathOutsideImage { .. } => {
                 Some("give an absolute path without `..`, such as /usr/bin/program")
             }
@@ -92,7 +92,7 @@ impl ImageError {
                 Some("install a C compiler: apt-get install gcc libc6-dev")
             }
             Self::CommandNotStarted { .. } => Some(
-                "the lab's images are made on Debian or Ubuntu, with apt-get, dpkg-deb and tar",
+                "the lab's images are built on Debian or Ubuntu, with apt-get, dpkg-deb and tar",
             ),
             Self::PackagesUnresolved { .. } | Self::PackagesNotDownloaded { .. } => {
                 Some("run `apt-get update`: the machine's package lists are missing or out of date")
@@ -108,7 +108,7 @@ impl ImageError {
         }
     }
 
-    /// Turns an input/output error into one that says what was being done to which file.
+    /// Adds the action and the file to an I/O error.
     pub(crate) fn file(
         action: &'static str,
         path: impl AsRef<Path>,

@@ -1,4 +1,4 @@
-//! Names things by what they are made from.
+//! Hashes that identify build results by their inputs.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -10,14 +10,14 @@ use sha2::{Digest, Sha256};
 use super::ImageError;
 use super::tree::{Content, Entry};
 
-/// A hash over a series of values. Each value goes in with its length, so that two series never run together into the
-/// same bytes.
+/// A hash over a series of values. Each value is hashed with its length, so that different series never give the same
+/// bytes.
 pub(crate) struct Fingerprint {
     hash: Sha256,
 }
 
 impl Fingerprint {
-    /// The purpose keeps equal inputs of different kinds of things apart.
+    /// The purpose separates equal inputs of different kinds.
     pub(crate) fn new(purpose: &str) -> Self {
         let mut fingerprint = Self {
             hash: Sha256::new(),
@@ -86,7 +86,7 @@ impl Fingerprint {
     }
 }
 
-/// Passes on what is written to it and keeps the hash and the length of it.
+/// A writer that also computes the hash and the length of what is written.
 pub(super) struct HashingWriter<Inner> {
     inner: Inner,
     hash: Sha256,

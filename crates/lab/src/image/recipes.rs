@@ -1,8 +1,7 @@
-//! The images that the lab makes itself.
+//! The images that the lab builds itself.
 //!
-//! `pause` holds a pod's namespaces, `tools` is for looking at a network from inside a pod, and the others are what
-//! applications are written in and store their data with. An application's image begins where one of these ends: the
-//! functions that end in `_image` give back an [`Image`] that files can be added to.
+//! `sandbox` owns a pod's namespaces, `tools` is for inspecting a network from inside a pod, and the others are language
+//! runtimes and a database. The functions that end in `_image` return an [`Image`] to which an application adds its files.
 
 use std::fs;
 use std::path::Path;
@@ -11,30 +10,30 @@ use std::process::Command;
 use super::{Cache, DEFAULT_PATH, Fingerprint, Image, ImageArchive, ImageError, output_of};
 use crate::debian::{BuiltRootFilesystem, RootFilesystem};
 
-pub const PAUSE: &str = "registry.lab/pause:1";
+/// The sandbox of pods, which Kubernetes calls the pause image.
+pub const SANDBOX: &str = "registry.lab/pause:1";
 pub const TOOLS: &str = "registry.lab/tools:1";
 pub const PYTHON: &str = "registry.lab/python:1";
 pub const NODE: &str = "registry.lab/node:1";
 pub const POSTGRES: &str = "registry.lab/postgres:1";
 
-const PAUSE_SOURCE: &str = include_str!("../../images/pause.c");
+const SANDBOX_SOURCE: &str = include_str!("../../images/pause.c");
 const POSTGRES_ENTRYPOINT: &str = include_str!("../../images/postgres/entrypoint.sh");
 
-/// The section of a [`Cache`] that compiled programs are in.
+/// The section of a [`Cache`] for compiled programs.
 const PROGRAMS: &str = "programs";
 
-/// A shell and what one uses without thinking in it, so that `kubectl exec` is of use in every image. `libc-bin` has the
-/// C.UTF-8 locale.
+/// A shell and basic commands, so that `kubectl exec` is useful in every image. `libc-bin` has the C.UTF-8 locale.
 const SHELL: [&str; 3] = ["coreutils", "dash", "libc-bin"];
 
-/// Packages are configured by Perl programs, of which nothing runs here.
+/// Packages are configured by Perl programs, which do not run here.
 const PERL: [&str; 4] = ["perl", "perl-*", "libperl*", "libjson-perl"];
 
-/// For logging in and for keeping certificates, which a pod does not do.
+/// Packages for logins and for managing certificates, which a pod does not need.
 const SERVICES: [&str; 4] = ["ca-certificates", "libdb5.3*", "libpam-modules*", "openssl"];
 
-/// Python starts in a fraction of the time when it need not compile its library first. The compiled modules are told not
-/// to compare themselves with their sources, whose dates are not kept.
+/// Python starts much faster when its library is already compiled. The compiled modules are not compared with their
+/// sources, because the dates of the sources are not kept.
 const COMPILE_PYTHON_LIBRARY: &str = "
 import compileall, py_compile, sysconfig
 compileall.compile_dir(
@@ -45,15 +44,15 @@ compileall.compile_dir(
 ";
 
 /// The sandbox of every pod: one static program that waits.
-pub fn pause(cache: &Cache, progress: &dyn Fn(&str)) -> Result<ImageArchive, ImageError> {
+pub fn sandbox(cache: &Cache, progress: &dyn Fn(&str)) -> Result<ImageArchive, ImageError> {
     let mut fingerprint = Fingerprint::new("pause");
-    fingerprint.text(PAUSE_SOURCE);
+    fingerprint.text(SANDBOX_SOURCE);
     let name = format!("pause-{}", &fingerprint.finish()[..16]);
     let program = cache.entry(PROGRAMS, &name, |program| {
         progress("compiling pause");
-        compile(PAUSE_SOURCE, program)
+        compile(SANDBOX_SOURCE, program)
     })?;
-    Image::new(PAUSE)
+    Image::new(SANDBOX)
         .file("/pause", program, 0o755)
         .entrypoint(["/pause"])
         .user("65535:65535")
@@ -61,7 +60,7 @@ pub fn pause(cache: &Cache, progress: &dyn Fn(&str)) -> Result<ImageArchive, Ima
         .write_cached(cache)
 }
 
-/// What one needs to see and change the network of a pod. It sleeps until it is told what to do.
+/// Tools to inspect and change the network of a pod. The container sleeps; commands run through `kubectl exec`.
 pub fn tools(cache: &Cache, progress: &dyn Fn(&str)) -> Result<ImageArchive, ImageError> {
     let root = RootFilesystem::new(SHELL)
         .and_packages([
@@ -114,14 +113,14 @@ pub fn python_image(
         ])
         .run_inside(["python3", "-c", COMPILE_PYTHON_LIBRARY])
         .build(cache, progress)?;
-    // A container's file system is gone with it, so what Python compiles there would be written for nothing.
+    // A container's file system is removed with it, so writing compiled modules there is useless.
     Ok(on_root(reference, &root)
         .environment("PYTHONDONTWRITEBYTECODE", "1")
         .environment("PYTHONUNBUFFERED", "1")
         .command(["python3"]))
 }
 
-/// Node.js as the release has it, without npm.
+/// Node.js of the distribution, without npm.
 pub fn node(cache: &Cache, progress: &dyn Fn(&str)) -> Result<ImageArchive, ImageError> {
     node_image(NODE, cache, progress)?.write_cached(cache)
 }
@@ -139,15 +138,15 @@ pub fn node_image(
     Ok(on_root(reference, &root).command(["node"]))
 }
 
-/// PostgreSQL's server and client. It makes its database when it first starts; see its entry point for the variables
-/// that it reads.
+/// PostgreSQL's server and client. It creates its database when it first starts; see its entry point for the environment
+/// variables that it reads.
 pub fn postgres(cache: &Cache, progress: &dyn Fn(&str)) -> Result<ImageArchive, ImageError> {
     let root = RootFilesystem::new(SHELL)
         .and_packages(["postgresql"])
         .without_packages(PERL)
-        // The compiler that speeds up large queries is larger than all the rest.
+        // The JIT compiler for large queries is larger than everything else.
         .without_packages(["libllvm*", "libz3-*"])
-        // What manages several servers on one machine.
+        // Tools to manage several servers on one machine.
         .without_packages(["postgresql-common*", "postgresql-client-common", "ssl-cert"])
         .without_packages(["libc-l10n", "locales", "ucf"])
         .without_packages(SERVICES)
@@ -164,16 +163,16 @@ pub fn postgres(cache: &Cache, progress: &dyn Fn(&str)) -> Result<ImageArchive, 
         .directory("/var/lib/postgresql", 0o1777)
         .environment("PATH", &format!("{programs}:{DEFAULT_PATH}"))
         .environment("PGDATA", "/var/lib/postgresql/data")
-        // Some container runtimes put an empty file system over /run, where the socket would be.
+        // Some container runtimes mount an empty file system over /run, where the socket would be.
         .environment("PGHOST", "/tmp")
         .entrypoint(["/entrypoint"])
         .user("999:999")
-        // The signal at which PostgreSQL ends without waiting for its clients to leave.
+        // With this signal PostgreSQL exits without waiting for its clients to disconnect.
         .stop_signal("SIGINT")
         .write_cached(cache)
 }
 
-/// The folder in the image that PostgreSQL's programs are in; each release of Debian has another version of it.
+/// The folder of PostgreSQL's programs in the image, which depends on the version in the Debian release.
 fn postgres_programs(root: &BuiltRootFilesystem) -> Result<String, ImageError> {
     const VERSIONS: &str = "usr/lib/postgresql";
     let folder = root.path().join(VERSIONS);
@@ -195,8 +194,7 @@ fn on_root(reference: &str, root: &BuiltRootFilesystem) -> Image {
         .working_directory("/")
 }
 
-/// Compiles a C program that needs no libraries at run time. A machine that builds Rust programs has a C compiler, because
-/// Rust links with it.
+/// Compiles a static C program. A machine that builds Rust programs has a C compiler, because Rust links with it.
 fn compile(source: &str, program: &Path) -> Result<(), ImageError> {
     let source_file = program.with_extension("c");
     fs::write(&source_file, source).map_err(ImageError::file("write", &source_file))?;

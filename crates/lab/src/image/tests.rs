@@ -1,4 +1,4 @@
-//! What an image archive holds, seen through the eyes of a reader that knows nothing of how it was written.
+//! Checks image archives with an independent reader.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,9 +13,9 @@ use tar::{Archive, EntryType};
 
 use super::*;
 
-/// One entry of a layer, as a reader of the tar sees it.
+/// One entry of a layer, as read from the tar.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct LayerEntry {
     kind: EntryType,
     mode: u32,
     owner: (u64, u64),
@@ -41,8 +41,8 @@ fn digest(bytes: &[u8]) -> String {
     format!("{:x}", Sha256::digest(bytes))
 }
 
-/// Checks that all digests of the archive are true and gives back its configuration and the entries of its layer.
-fn read(archive: &ImageArchive) -> (Value, BTreeMap<PathBuf, Seen>) {
+/// Verifies all digests of the archive, and returns its configuration and the entries of its layer.
+fn read(archive: &ImageArchive) -> (Value, BTreeMap<PathBuf, LayerEntry>) {
     let parts = parts_of(archive.path());
     let manifest: Value = serde_json::from_slice(&parts["manifest.json"]).unwrap();
     let image = &manifest[0];
@@ -57,14 +57,14 @@ fn read(archive: &ImageArchive) -> (Value, BTreeMap<PathBuf, Seen>) {
         format!("sha256:{}", digest(layer))
     );
 
-    let mut seen = BTreeMap::new();
+    let mut entries = BTreeMap::new();
     let mut layer = Archive::new(layer.as_slice());
     for entry in layer.entries().unwrap() {
         let mut entry = entry.unwrap();
         let mut content = Vec::new();
         entry.read_to_end(&mut content).unwrap();
         let header = entry.header();
-        let described = Seen {
+        let described = LayerEntry {
             kind: header.entry_type(),
             mode: header.mode().unwrap(),
             owner: (header.uid().unwrap(), header.gid().unwrap()),
@@ -73,13 +73,9 @@ fn read(archive: &ImageArchive) -> (Value, BTreeMap<PathBuf, Seen>) {
             content,
         };
         let path = entry.path().unwrap().to_path_buf();
-        assert_eq!(
-            seen.insert(path, described),
-            None,
-            "an entry is there twice"
-        );
+        assert_eq!(entries.insert(path, described), None, "duplicate entry");
     }
-    (configuration, seen)
+    (configuration, entries)
 }
 
 fn write_file(path: &Path, content: &str, mode: u32, age_in_seconds: u64) {
@@ -90,7 +86,7 @@ fn write_file(path: &Path, content: &str, mode: u32, age_in_seconds: u64) {
     File::open(path).unwrap().set_modified(modified).unwrap();
 }
 
-/// The same files each time, made in the order and with the age that the caller chooses.
+/// The same files each time, created in the order and with the age that the caller chooses.
 fn example_folder(parent: &Path, name: &str, backwards: bool, age_in_seconds: u64) -> PathBuf {
     let root = parent.join(name);
     let mut files = vec![
@@ -142,13 +138,13 @@ fn the_same_sources_give_the_same_bytes() {
 }
 
 #[test]
-fn a_reader_finds_what_was_put_in() {
+fn the_archive_contains_all_sources() {
     let folder = tempfile::tempdir().unwrap();
     let source = example_folder(folder.path(), "source", false, 10);
     let archive = example_image(&source)
         .write(&folder.path().join("image.tar"))
         .unwrap();
-    let (configuration, seen) = read(&archive);
+    let (configuration, entries) = read(&archive);
 
     assert_eq!(
         configuration["config"],
@@ -161,7 +157,7 @@ fn a_reader_finds_what_was_put_in() {
             "StopSignal": "SIGTERM",
         })
     );
-    let paths: Vec<_> = seen.keys().map(|path| path.to_str().unwrap()).collect();
+    let paths: Vec<_> = entries.keys().map(|path| path.to_str().unwrap()).collect();
     assert_eq!(
         paths,
         [
@@ -176,16 +172,16 @@ fn a_reader_finds_what_was_put_in() {
             "z"
         ]
     );
-    for entry in seen.values() {
+    for entry in entries.values() {
         assert_eq!((entry.owner, entry.modified), ((0, 0), 0));
     }
-    assert_eq!(seen[Path::new("tmp")].mode, 0o1777);
-    assert_eq!(seen[Path::new("z")].mode, 0o4755);
-    assert_eq!(seen[Path::new("etc/settings")].mode, 0o640);
-    assert_eq!(seen[Path::new("bin/program")].content, b"#!/bin/sh\n");
-    assert_eq!(seen[Path::new("bin/link")].kind, EntryType::Symlink);
+    assert_eq!(entries[Path::new("tmp")].mode, 0o1777);
+    assert_eq!(entries[Path::new("z")].mode, 0o4755);
+    assert_eq!(entries[Path::new("etc/settings")].mode, 0o640);
+    assert_eq!(entries[Path::new("bin/program")].content, b"#!/bin/sh\n");
+    assert_eq!(entries[Path::new("bin/link")].kind, EntryType::Symlink);
     assert_eq!(
-        seen[Path::new("bin/link")].link,
+        entries[Path::new("bin/link")].link,
         Some(PathBuf::from("../etc/settings"))
     );
 }
@@ -201,15 +197,18 @@ fn later_sources_override_earlier_ones() {
         .bytes("/etc/settings", "colour = red\n", 0o600)
         .write(&folder.path().join("image.tar"))
         .unwrap();
-    let (_, seen) = read(&archive);
-    assert_eq!(seen[Path::new("bin/program")].content, b"last");
-    assert_eq!(seen[Path::new("bin/program")].mode, 0o700);
-    assert_eq!(seen[Path::new("etc/settings")].content, b"colour = red\n");
-    assert!(!seen.contains_key(Path::new("sbin/program")));
+    let (_, entries) = read(&archive);
+    assert_eq!(entries[Path::new("bin/program")].content, b"last");
+    assert_eq!(entries[Path::new("bin/program")].mode, 0o700);
+    assert_eq!(
+        entries[Path::new("etc/settings")].content,
+        b"colour = red\n"
+    );
+    assert!(!entries.contains_key(Path::new("sbin/program")));
 }
 
 #[test]
-fn long_paths_and_long_links_survive() {
+fn long_paths_and_long_links_are_preserved() {
     let folder = tempfile::tempdir().unwrap();
     let long = ["a-rather-long-name-for-a-folder"; 9].join("/");
     let archive = Image::new("registry.lab/example:1")
@@ -217,28 +216,28 @@ fn long_paths_and_long_links_survive() {
         .link("/shortcut", format!("/{long}/file"))
         .write(&folder.path().join("image.tar"))
         .unwrap();
-    let (_, seen) = read(&archive);
+    let (_, entries) = read(&archive);
     let deep = PathBuf::from(format!("{long}/file"));
-    assert_eq!(seen[&deep].content, b"deep");
+    assert_eq!(entries[&deep].content, b"deep");
     assert_eq!(
-        seen[Path::new("shortcut")].link,
+        entries[Path::new("shortcut")].link,
         Some(Path::new("/").join(deep))
     );
 }
 
 #[test]
-fn special_files_are_refused_and_leave_no_archive() {
+fn special_files_are_rejected_and_leave_no_archive() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("source");
     fs::create_dir(&source).unwrap();
     let _listener = UnixListener::bind(source.join("socket")).unwrap();
     let output = folder.path().join("image.tar");
-    let refused = Image::new("registry.lab/example:1")
+    let error = Image::new("registry.lab/example:1")
         .folder(&source, "/")
         .write(&output)
         .unwrap_err();
-    assert!(refused.to_string().contains("is a socket"), "{refused}");
-    assert!(refused.hint().is_some());
+    assert!(error.to_string().contains("is a socket"), "{error}");
+    assert!(error.hint().is_some());
     assert!(!output.exists());
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }

@@ -1,4 +1,4 @@
-//! The files of an image while it is put together: what is where, and what a later source does to an earlier one.
+//! The file tree of an image: merges sources, of which later ones override earlier ones.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
@@ -8,8 +8,8 @@ use std::path::{Component, Path, PathBuf};
 
 use super::ImageError;
 
-/// The kernel gives up after as many links, too.
-const MOST_LINKS_FOLLOWED: usize = 40;
+/// The same limit as the kernel's.
+const MAX_LINKS_FOLLOWED: usize = 40;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Entry {
@@ -24,8 +24,8 @@ pub(crate) enum Content {
     InMemory(Vec<u8>),
 }
 
-/// Entries by their path relative to the root of the image. Paths are ordered by their components, so a folder comes
-/// before what it holds and the order does not depend on how the disk lists its folders.
+/// Entries by their path relative to the root of the image. Paths are ordered by their components, so a folder precedes
+/// its contents, and the order does not depend on the order of directory entries on disk.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     entries: BTreeMap<PathBuf, Entry>,
@@ -38,34 +38,34 @@ impl Tree {
             .map(|(path, entry)| (path.as_path(), entry))
     }
 
-    /// Puts the entry at a path of the image, in place of what is there.
+    /// Inserts the entry at a path of the image and replaces an existing entry.
     ///
-    /// A path leads through the symbolic links that the image already has: where `/bin` is a link to `usr/bin`, a file
-    /// added as `/bin/program` is in `/usr/bin`, and a folder added as `/bin` is merged into `/usr/bin`. Folders above
-    /// the path are made.
+    /// The path is resolved through symbolic links that the image already has: where `/bin` is a link to `usr/bin`, a
+    /// file added as `/bin/program` is in `/usr/bin`, and a folder added as `/bin` is merged into `/usr/bin`. Parent
+    /// folders are created.
     pub(crate) fn insert(&mut self, path: &Path, entry: Entry) -> Result<(), ImageError> {
         let relative = relative_to_root(path)?;
         let (Some(parent), Some(name)) = (relative.parent(), relative.file_name()) else {
-            // The root itself: it is there without being an entry.
+            // The root itself exists without an entry.
             return Ok(());
         };
-        let place = self.real_directory(parent)?.join(name);
+        let real_path = self.real_directory(parent)?.join(name);
         if let Entry::Directory { .. } = entry {
-            let place = self.real_directory(&place)?;
-            // A link may have led to the root, which is there without being an entry.
-            if place != Path::new("") {
-                self.entries.insert(place, entry);
+            let directory = self.real_directory(&real_path)?;
+            // A link may lead to the root, which exists without an entry.
+            if directory != Path::new("") {
+                self.entries.insert(directory, entry);
             }
             return Ok(());
         }
-        if let Some(Entry::Directory { .. }) = self.entries.get(&place) {
-            self.entries.retain(|path, _| !path.starts_with(&place));
+        if let Some(Entry::Directory { .. }) = self.entries.get(&real_path) {
+            self.entries.retain(|path, _| !path.starts_with(&real_path));
         }
-        self.entries.insert(place, entry);
+        self.entries.insert(real_path, entry);
         Ok(())
     }
 
-    /// Puts everything that a folder of the disk holds below a path of the image.
+    /// Inserts the contents of a folder on disk below a path of the image.
     pub(crate) fn insert_folder(
         &mut self,
         folder: &Path,
@@ -77,8 +77,8 @@ impl Tree {
         Ok(())
     }
 
-    /// The path of a folder with all links on the way followed. What is missing is made, and a file that is in the way
-    /// gives way: it was added earlier, and later sources win.
+    /// Resolves the links in the path of a folder. Missing folders are created, and a file in the path is replaced by a
+    /// folder, because later sources override earlier ones.
     fn real_directory(&mut self, path: &Path) -> Result<PathBuf, ImageError> {
         let mut pending: VecDeque<OsString> = names_of(path).collect();
         let mut real = PathBuf::new();
@@ -93,7 +93,7 @@ impl Tree {
                 Some(Entry::Directory { .. }) => real = next,
                 Some(Entry::Link { target }) => {
                     links_followed += 1;
-                    if links_followed > MOST_LINKS_FOLLOWED {
+                    if links_followed > MAX_LINKS_FOLLOWED {
                         let path = path.to_path_buf();
                         return Err(ImageError::LinkLoop { path });
                     }
@@ -116,8 +116,8 @@ impl Tree {
     }
 }
 
-/// Everything below a folder of the disk, in an order that does not depend on the disk. The folder itself comes first,
-/// with an empty path.
+/// Everything below a folder on disk, in an order that does not depend on the disk. The folder itself is first, with an
+/// empty path.
 pub(crate) fn entries_of_folder(folder: &Path) -> Result<BTreeMap<PathBuf, Entry>, ImageError> {
     let mut entries = BTreeMap::new();
     let mode = metadata_of(folder)?.permissions().mode() & 0o7777;
@@ -139,7 +139,7 @@ pub(crate) fn entries_of_folder(folder: &Path) -> Result<BTreeMap<PathBuf, Entry
     Ok(entries)
 }
 
-/// Describes what is at a path of the disk, without following a symbolic link.
+/// The entry for a path on disk. A symbolic link is not followed.
 fn entry_on_disk(path: &Path) -> Result<Entry, ImageError> {
     let metadata = fs::symlink_metadata(path).map_err(ImageError::file("read", path))?;
     let mode = metadata.permissions().mode() & 0o7777;
@@ -161,7 +161,7 @@ fn entry_on_disk(path: &Path) -> Result<Entry, ImageError> {
     Ok(Entry::File { content, mode })
 }
 
-/// Describes the content of one file of the disk, following symbolic links: the caller named the file, not the link.
+/// The content of one file on disk. Symbolic links are followed: the caller means the file, not the link.
 pub(crate) fn content_of_file(path: &Path) -> Result<Content, ImageError> {
     let metadata = metadata_of(path)?;
     if !metadata.is_file() {
@@ -183,7 +183,7 @@ fn special_file(path: &Path, kind: FileType) -> ImageError {
     } else if kind.is_fifo() {
         "named pipe"
     } else if kind.is_dir() {
-        "folder where a file is wanted"
+        "folder where a file is expected"
     } else {
         "device"
     };
@@ -208,7 +208,7 @@ fn relative_to_root(path: &Path) -> Result<PathBuf, ImageError> {
     Ok(relative)
 }
 
-/// The steps that a path takes, `..` among them: it stays where the path goes up from a link's target.
+/// The components of a path, including `..`, which must be resolved after links.
 fn names_of(path: &Path) -> impl Iterator<Item = OsString> {
     path.components().filter_map(|component| match component {
         Component::Normal(name) => Some(name.to_os_string()),
@@ -238,7 +238,7 @@ mod tests {
         Entry::Directory { mode }
     }
 
-    /// Inserts one after the other and compares the paths that are there in the end.
+    /// Inserts the entries in order and compares the resulting paths.
     fn check(insertions: &[(&str, Entry)], expected: &[&str]) -> Tree {
         let mut tree = Tree::default();
         for (path, entry) in insertions {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn makes_the_folders_above_and_lists_them_before_what_they_hold() {
+    fn parent_folders_are_created_and_precede_their_contents() {
         check(
             &[("/a.b", file("")), ("/a/b/c", file("")), ("/a-b", file(""))],
             &["a", "a/b", "a/b/c", "a-b", "a.b"],
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_lead_through_the_links_of_the_image() {
+    fn paths_are_resolved_through_links_of_the_image() {
         check(
             &[("/bin", link("usr/bin")), ("/bin/program", file(""))],
             &["bin", "usr", "usr/bin", "usr/bin/program"],
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_circles_and_ways_out() {
+    fn link_loops_and_paths_outside_the_image_are_rejected() {
         let mut tree = Tree::default();
         tree.insert(Path::new("/a"), link("b")).unwrap();
         tree.insert(Path::new("/b"), link("a")).unwrap();

@@ -1,4 +1,4 @@
-//! What runs in a lab, and what is broken.
+//! The status of a lab: nodes, components and network faults.
 
 use std::path::PathBuf;
 
@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use super::Lab;
 use crate::cluster::Cluster;
+use crate::daemon::{self, LinkStatus};
 use crate::error::Result;
-use crate::keeper::{self, LinkStatus};
 use crate::node::ComponentStatus;
 use crate::plan::NodePlan;
 
-/// What runs and what is broken.
+/// The nodes with their components, and the links that have faults.
 #[derive(Clone, Debug, Serialize)]
 pub struct LabStatus {
     pub name: String,
@@ -41,7 +41,7 @@ pub enum Power {
 
 impl Lab {
     pub fn status(&self) -> Result<LabStatus> {
-        let status = self.ask(&keeper::Request::Status)?;
+        let status = self.call_daemon(&daemon::Request::Status)?;
         let overview = |cluster: &Cluster, node: &NodePlan| {
             let running = status
                 .nodes

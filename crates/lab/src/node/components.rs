@@ -1,14 +1,14 @@
-//! The programs of a node, their arguments and their configuration files. Pure: text in, text out.
+//! The components of a node, their arguments and their configuration files. Pure functions from plans to text.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{INSIDE, PROGRAMS_INSIDE};
+use super::{NODE_MOUNT, PROGRAMS_MOUNT};
 use crate::image::recipes;
 use crate::plan::{ClusterPlan, NodePlan, NodeRole, Shape};
 
-/// The image every pod's sandbox runs. The lab loads it into each node.
-const SANDBOX_IMAGE: &str = recipes::PAUSE;
+/// The image of every pod's sandbox. The lab loads it into each node.
+const SANDBOX_IMAGE: &str = recipes::SANDBOX;
 
 pub const ETCD: &str = "etcd";
 pub const API_SERVER: &str = "kube-apiserver";
@@ -18,7 +18,7 @@ pub const CONTAINERD: &str = "containerd";
 pub const KUBELET: &str = "kubelet";
 pub const KUBE_PROXY: &str = "kube-proxy";
 
-/// One program of a node.
+/// One component of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Component {
     pub name: String,
@@ -27,14 +27,14 @@ pub(crate) struct Component {
     pub environment: Vec<(String, String)>,
 }
 
-/// What differs between machines.
+/// Paths that differ between hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MachinePrograms {
     pub(crate) runc: String,
     pub(crate) network_plugins: String,
 }
 
-/// The programs of a node in the order in which they start.
+/// The components of a node in the order in which they start.
 pub(crate) fn components(cluster: &ClusterPlan, node: &NodePlan) -> Vec<Component> {
     let mut list = Vec::new();
     if node.role == NodeRole::First {
@@ -65,7 +65,7 @@ pub(crate) fn files(
         ("cni/10-lab.conflist", network_configuration(node)),
         ("kubelet.yaml", kubelet_configuration(cluster, group)),
         ("kube-proxy.yaml", kube_proxy_configuration(cluster, node)),
-        // The kubelet insists on a file. Pods that ask for the node's names get the cluster's.
+        // The kubelet requires this file. Pods with the node's DNS policy use the cluster's DNS server.
         (
             "resolv.conf",
             format!("nameserver {}\n", cluster.dns_address),
@@ -76,15 +76,15 @@ pub(crate) fn files(
 fn kubernetes(name: &str, arguments: Vec<String>) -> Component {
     Component {
         name: name.to_owned(),
-        program: format!("{PROGRAMS_INSIDE}/{name}"),
+        program: format!("{PROGRAMS_MOUNT}/{name}"),
         arguments,
-        // The heap is collected earlier than Go's default: idle clusters count in memory here, not in throughput.
+        // Garbage collection runs earlier than Go's default: memory of idle clusters matters here, not throughput.
         environment: vec![("GOGC".to_owned(), "50".to_owned())],
     }
 }
 
 fn pki(file: &str) -> String {
-    format!("{INSIDE}/pki/{file}")
+    format!("{NODE_MOUNT}/pki/{file}")
 }
 
 fn etcd() -> Component {
@@ -94,13 +94,13 @@ fn etcd() -> Component {
         ETCD,
         vec![
             "--name=lab".to_owned(),
-            format!("--data-dir={INSIDE}/etcd"),
+            format!("--data-dir={NODE_MOUNT}/etcd"),
             format!("--listen-client-urls={client}"),
             format!("--advertise-client-urls={client}"),
             format!("--listen-peer-urls={peer}"),
             format!("--initial-advertise-peer-urls={peer}"),
             format!("--initial-cluster=lab={peer}"),
-            // A lab that loses power is started anew.
+            // A lab is started from scratch after a power failure, so durability is not needed.
             "--unsafe-no-fsync".to_owned(),
             "--log-level=warn".to_owned(),
         ],
@@ -142,7 +142,7 @@ fn api_server(cluster: &ClusterPlan, node: &NodePlan) -> Component {
             "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
             format!("--proxy-client-cert-file={}", pki("front-proxy.crt")),
             format!("--proxy-client-key-file={}", pki("front-proxy.key")),
-            // Aggregated APIs are found by their endpoints, so that they work where no kube-proxy runs.
+            // Aggregated APIs are reached through their endpoints, so that they work where no kube-proxy runs.
             "--enable-aggregator-routing=true".to_owned(),
             "--profiling=false".to_owned(),
         ],
@@ -186,7 +186,10 @@ fn containerd() -> Component {
         program: CONTAINERD.to_owned(),
         ..kubernetes(
             CONTAINERD,
-            vec!["--config".to_owned(), format!("{INSIDE}/containerd.toml")],
+            vec![
+                "--config".to_owned(),
+                format!("{NODE_MOUNT}/containerd.toml"),
+            ],
         )
     }
 }
@@ -195,7 +198,7 @@ fn kubelet(node: &NodePlan) -> Component {
     kubernetes(
         KUBELET,
         vec![
-            format!("--config={INSIDE}/kubelet.yaml"),
+            format!("--config={NODE_MOUNT}/kubelet.yaml"),
             format!("--kubeconfig={}", pki("kubelet.kubeconfig")),
             format!("--node-ip={}", node.address),
             format!("--hostname-override={}", node.name),
@@ -206,7 +209,7 @@ fn kubelet(node: &NodePlan) -> Component {
 fn kube_proxy() -> Component {
     kubernetes(
         KUBE_PROXY,
-        vec![format!("--config={INSIDE}/kube-proxy.yaml")],
+        vec![format!("--config={NODE_MOUNT}/kube-proxy.yaml")],
     )
 }
 
@@ -229,9 +232,9 @@ disabled_plugins = [
 [grpc]
   address = "/run/containerd/containerd.sock"
 [plugins."io.containerd.grpc.v1.cri"]
-  # Without CAP_SYS_RESOURCE no process may become less likely to be killed than its parent.
+  # Without CAP_SYS_RESOURCE no process may lower its oom_score_adj below its parent's.
   restrict_oom_score_adj = true
-  # A profile would be loaded into the machine's kernel and stay there.
+  # A profile would be loaded into the host's kernel and stay there.
   disable_apparmor = true
   sandbox_image = "{SANDBOX_IMAGE}"
   [plugins."io.containerd.grpc.v1.cri".containerd]
@@ -244,13 +247,13 @@ disabled_plugins = [
         BinaryName = "{runc}"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{plugins}"
-    conf_dir = "{INSIDE}/cni"
+    conf_dir = "{NODE_MOUNT}/cni"
 "#
     )
 }
 
-/// Each pod is a routed point-to-point link. With a bridge, answers between two pods of a node would pass by
-/// kube-proxy's rules unless the kernel also filters bridged packets, which not every machine can.
+/// Each pod has a routed point-to-point link. With a bridge, replies between two pods of a node would bypass kube-proxy's
+/// rules unless the kernel also filters bridged packets, which not every host supports.
 fn network_configuration(node: &NodePlan) -> String {
     json!({
         "cniVersion": "0.4.0",
@@ -289,7 +292,7 @@ fn kubelet_configuration(cluster: &ClusterPlan, group: &str) -> String {
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "clusterDomain": "cluster.local",
         "clusterDNS": [cluster.dns_address],
-        "resolvConf": format!("{INSIDE}/resolv.conf"),
+        "resolvConf": format!("{NODE_MOUNT}/resolv.conf"),
         "failSwapOn": false,
         "failCgroupV1": false,
         "evictionHard": {
@@ -297,12 +300,12 @@ fn kubelet_configuration(cluster: &ClusterPlan, group: &str) -> String {
             "nodefs.available": "1%",
             "imagefs.available": "1%",
         },
-        // Images come from nowhere else, so the kubelet must never throw one away.
+        // Images cannot be pulled again, so the kubelet must never delete one.
         "imageGCHighThresholdPercent": 100,
         "serializeImagePulls": false,
         "nodeStatusUpdateFrequency": "5s",
         "podPidsLimit": -1,
-        // The default is a folder of the machine, which the kubelet would make.
+        // The default is a folder of the host, which the kubelet would create.
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         "oomScoreAdj": 0,
     })
@@ -318,7 +321,7 @@ fn kube_proxy_configuration(cluster: &ClusterPlan, node: &NodePlan) -> String {
         "clientConnection": { "kubeconfig": pki("proxy.kubeconfig") },
         "hostnameOverride": node.name,
         "oomScoreAdj": 0,
-        // These settings belong to the machine and cannot be written from a namespace.
+        // These settings are global to the host and cannot be written from a namespace.
         "conntrack": {
             "maxPerCore": 0,
             "min": 0,
@@ -351,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn each_role_runs_its_programs() {
+    fn each_role_runs_its_components() {
         let full = plan(2, Shape::Full);
         assert_eq!(
             names(&full, 0),
@@ -374,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_is_what_its_reader_parses() {
+    fn configuration_files_are_valid_json() {
         let cluster = plan(1, Shape::Full);
         let machine = MachinePrograms {
             runc: "/usr/sbin/runc".to_owned(),

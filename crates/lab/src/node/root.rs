@@ -1,7 +1,7 @@
-//! The root file system of a node: the machine's programs, and everything else its own.
+//! The root file system of a node: the host's programs, and its own files for everything else.
 //!
-//! It is put together on a temporary file system inside the node's mount namespace. So the node writes to no folder
-//! of the machine outside its own, and no mount can be left behind.
+//! It is assembled on a tmpfs inside the node's mount namespace. So the node writes to no folder of the host except its
+//! own, and no mount can be left behind.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,18 +9,19 @@ use std::path::Path;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use super::{INSIDE, PROGRAMS_INSIDE};
-use crate::error::{Doing as _, Result};
+use super::{NODE_MOUNT, PROGRAMS_MOUNT};
+use crate::error::{ErrorContext as _, Result};
 
-/// Folders of the machine that a node shares. Links among them (`/bin` on most machines) are copied as links.
+/// Folders of the host that a node shares. Symbolic links among them (`/bin` on most hosts) are copied as links.
 const SHARED: [&str; 10] = [
     "/usr", "/etc", "/dev", "/sys", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
 ];
 
-/// Devices and control groups are there to be written to. Of the rest, a node only reads.
+/// Shared folders that a node may write to, for devices and control groups. The others are mounted read-only.
 const WRITABLE: [&str; 2] = ["/dev", "/sys"];
 
-/// The kubelet sets these for the whole machine when they differ. It is shown files that already hold what it wants.
+/// Sysctls that the kubelet would change for the whole host if they differ. Files with the expected values are mounted
+/// over them.
 const KERNEL_SETTINGS: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -30,8 +31,8 @@ const KERNEL_SETTINGS: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// Folders below `/var` that Kubernetes and the container runtime expect.
-const VARIABLE: [&str; 6] = [
+/// Folders below `/var` that Kubernetes and the container runtime require.
+const VAR_DIRECTORIES: [&str; 6] = [
     "lib/kubelet",
     "lib/containerd",
     "lib/cni",
@@ -56,15 +57,12 @@ pub(super) fn enter(node: &Path, programs: &Path) -> Result<()> {
     for folder in ["proc", "run", "tmp", "root", "opt", "mnt", "home", "old"] {
         make_folder(&root.join(folder))?;
     }
-    for folder in VARIABLE {
+    for folder in VAR_DIRECTORIES {
         make_folder(&node.join("var").join(folder))?;
     }
     bind(&node.join("var"), &root.join("var"))?;
-    bind(node, &root.join(INSIDE.trim_start_matches('/')))?;
-    bind(
-        programs,
-        &root.join(PROGRAMS_INSIDE.trim_start_matches('/')),
-    )?;
+    bind(node, &root.join(NODE_MOUNT.trim_start_matches('/')))?;
+    bind(programs, &root.join(PROGRAMS_MOUNT.trim_start_matches('/')))?;
     mount_one(
         Some("proc"),
         &root.join("proc"),
@@ -83,14 +81,15 @@ pub(super) fn enter(node: &Path, programs: &Path) -> Result<()> {
     }
     make_folder(&root.join("run/netns"))?;
     symlink("/run", root.join("var/run"))
-        .or_else(already_there)
-        .doing(|| "link /var/run".to_owned())?;
-    show_kernel_settings(node, &root)?;
+        .or_else(ignore_already_exists)
+        .with_context(|| "link /var/run".to_owned())?;
+    mask_kernel_settings(node, &root)?;
 
-    nix::unistd::pivot_root(&root, &root.join("old")).doing(|| "change the root".to_owned())?;
-    nix::unistd::chdir("/").doing(|| "change to the new root".to_owned())?;
-    umount2("/old", MntFlags::MNT_DETACH).doing(|| "leave the old root".to_owned())?;
-    // Volumes with mount propagation need a tree that propagates.
+    nix::unistd::pivot_root(&root, &root.join("old"))
+        .with_context(|| "change the root".to_owned())?;
+    nix::unistd::chdir("/").with_context(|| "change to the new root".to_owned())?;
+    umount2("/old", MntFlags::MNT_DETACH).with_context(|| "leave the old root".to_owned())?;
+    // Volumes with mount propagation need a shared mount tree.
     mount_one(
         None,
         Path::new("/"),
@@ -101,19 +100,20 @@ pub(super) fn enter(node: &Path, programs: &Path) -> Result<()> {
 }
 
 fn share(folder: &Path, root: &Path) -> Result<()> {
-    let place = root.join(folder.strip_prefix("/").unwrap_or(folder));
+    let target = root.join(folder.strip_prefix("/").unwrap_or(folder));
     match fs::symlink_metadata(folder) {
         Ok(metadata) if metadata.is_symlink() => {
-            let target = fs::read_link(folder).doing(|| format!("read {}", folder.display()))?;
-            symlink(&target, &place).doing(|| format!("link {}", place.display()))
+            let target =
+                fs::read_link(folder).with_context(|| format!("read {}", folder.display()))?;
+            symlink(&target, &target).with_context(|| format!("link {}", target.display()))
         }
         Ok(_) => {
-            bind(folder, &place)?;
+            bind(folder, &target)?;
             if WRITABLE.contains(&folder.to_str().unwrap_or_default()) {
                 return Ok(());
             }
             let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-            mount_one(None, &place, None, flags, None)
+            mount_one(None, &target, None, flags, None)
         }
         Err(_) => Ok(()),
     }
@@ -130,17 +130,17 @@ fn bind(from: &Path, to: &Path) -> Result<()> {
     )
 }
 
-fn show_kernel_settings(node: &Path, root: &Path) -> Result<()> {
+fn mask_kernel_settings(node: &Path, root: &Path) -> Result<()> {
     let folder = node.join("kernel-settings");
     make_folder(&folder)?;
     for (setting, value) in KERNEL_SETTINGS {
-        let place = root.join("proc/sys").join(setting);
-        if !place.exists() {
+        let target = root.join("proc/sys").join(setting);
+        if !target.exists() {
             continue;
         }
         let file = folder.join(setting.replace('/', "_"));
-        fs::write(&file, value).doing(|| format!("write {}", file.display()))?;
-        mount_one(file.to_str(), &place, None, MsFlags::MS_BIND, None)?;
+        fs::write(&file, value).with_context(|| format!("write {}", file.display()))?;
+        mount_one(file.to_str(), &target, None, MsFlags::MS_BIND, None)?;
     }
     Ok(())
 }
@@ -152,7 +152,7 @@ fn mount_one(
     flags: MsFlags,
     options: Option<&str>,
 ) -> Result<()> {
-    mount(source, target, kind, flags, options).doing(|| {
+    mount(source, target, kind, flags, options).with_context(|| {
         format!(
             "mount {} on {}",
             source.unwrap_or("nothing"),
@@ -162,10 +162,10 @@ fn mount_one(
 }
 
 fn make_folder(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).doing(|| format!("make {}", path.display()))
+    fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))
 }
 
-fn already_there(error: std::io::Error) -> std::io::Result<()> {
+fn ignore_already_exists(error: std::io::Error) -> std::io::Result<()> {
     if error.kind() == std::io::ErrorKind::AlreadyExists {
         Ok(())
     } else {

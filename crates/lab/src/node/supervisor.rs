@@ -1,10 +1,10 @@
-//! Starts, stops and reaps the programs of a node.
+//! Starts, stops, restarts and reaps the components of a node.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,31 +12,32 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
+use parking_lot::{Condvar, Mutex};
 
-use super::{Component, ComponentState, ComponentStatus, PROGRAMS_INSIDE, Request, log_file};
-use crate::error::{Doing as _, Error, Result};
+use super::{Component, ComponentState, ComponentStatus, PROGRAMS_MOUNT, Request, log_file};
+use crate::error::{Error, ErrorContext as _, Result};
 
-/// What a program that ends by itself waits before it is started again.
-const PAUSE_BEFORE_RESTART: Duration = Duration::from_millis(500);
-/// What a program gets to end politely.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The delay before a component that exited by itself is restarted.
+const RESTART_DELAY: Duration = Duration::from_millis(500);
+/// The time between SIGTERM and SIGKILL.
+const STOP_GRACE_PERIOD: Duration = Duration::from_secs(10);
 
 pub(super) struct Supervisor {
     directory: PathBuf,
     components: Vec<Component>,
     processes: Mutex<HashMap<String, Process>>,
-    /// Signalled whenever a process has ended.
-    ended: Condvar,
+    /// Signalled whenever a process has exited.
+    exited: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Process {
     pid: Option<Pid>,
-    /// Stays true while a crashed program waits for its restart.
-    wanted: bool,
+    /// Stays true while a crashed component waits for its restart.
+    should_run: bool,
     paused: bool,
-    /// What it is told beside what it is told usually.
-    more_arguments: Vec<String>,
+    /// Arguments in addition to those of the [`Component`].
+    extra_arguments: Vec<String>,
     restarts: u32,
     last_exit: Option<String>,
 }
@@ -47,11 +48,11 @@ impl Supervisor {
             directory: directory.to_owned(),
             components,
             processes: Mutex::default(),
-            ended: Condvar::new(),
+            exited: Condvar::new(),
         }
     }
 
-    pub(super) fn answer(&self, request: Request) -> Result<Vec<ComponentStatus>> {
+    pub(super) fn handle(&self, request: Request) -> Result<Vec<ComponentStatus>> {
         match request {
             Request::Start(name) => self.start(&name)?,
             Request::StartWith(name, arguments) => self.start_with(&name, arguments)?,
@@ -63,65 +64,65 @@ impl Supervisor {
         Ok(self.status())
     }
 
-    /// Reaps every process of the node, its own children and orphans alike.
-    pub(super) fn reap_for_ever(self: &Arc<Self>) -> Result<()> {
+    /// Reaps every process of the node, own children and orphans alike. Returns only on an error.
+    pub(super) fn run_reaper(self: &Arc<Self>) -> Result<()> {
         loop {
-            // Only looked at here and collected under the lock, so that `spawn` never loses a child that could not
-            // be started to this loop.
+            // The process is only peeked at here and reaped under the lock, so that this loop never reaps a child that
+            // `spawn` failed to start and still waits for.
             match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
                 Ok(status) => {
                     if let Some(pid) = status.pid() {
-                        self.collect(pid);
+                        self.reap(pid);
                     }
                 }
                 Err(Errno::EINTR) => {}
-                // No child yet. One is started by request at any time.
+                // There is no child yet. A request can start one at any time.
                 Err(Errno::ECHILD) => thread::sleep(Duration::from_millis(20)),
-                Err(error) => return Err(error).doing(|| "wait for processes".to_owned()),
+                Err(error) => return Err(error).with_context(|| "wait for processes".to_owned()),
             }
         }
     }
 
     fn start_with(&self, name: &str, arguments: Vec<String>) -> Result<()> {
         self.component(name)?;
-        let mut processes = self.lock();
+        let mut processes = self.processes.lock();
         let process = processes.entry(name.to_owned()).or_default();
         if process.pid.is_some() {
             return Err(Error::Refused(format!("{name} is running; stop it first")));
         }
-        process.more_arguments = arguments;
+        process.extra_arguments = arguments;
         drop(processes);
         self.start(name)
     }
 
     fn start(&self, name: &str) -> Result<()> {
         let component = self.component(name)?;
-        let mut processes = self.lock();
+        let mut processes = self.processes.lock();
         let process = processes.entry(name.to_owned()).or_default();
         if process.pid.is_none() {
-            process.wanted = false;
-            process.pid = Some(self.spawn(component, &process.more_arguments)?);
+            process.should_run = false;
+            process.pid = Some(self.spawn(component, &process.extra_arguments)?);
             process.paused = false;
         }
-        process.wanted = true;
+        process.should_run = true;
         Ok(())
     }
 
     fn stop(&self, name: &str) -> Result<()> {
         self.component(name)?;
-        let mut processes = self.lock();
+        let mut processes = self.processes.lock();
         let Some(process) = processes.get_mut(name) else {
             return Ok(());
         };
-        process.wanted = false;
-        process.more_arguments.clear();
+        process.should_run = false;
+        process.extra_arguments.clear();
         let Some(pid) = process.pid else {
             return Ok(());
         };
         let _ = kill(pid, Signal::SIGTERM);
-        // A paused program hears nothing until it continues.
+        // A stopped process handles SIGTERM only after SIGCONT.
         let _ = kill(pid, Signal::SIGCONT);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + STOP_GRACE_PERIOD;
         while processes
             .get(name)
             .is_some_and(|process| process.pid == Some(pid))
@@ -129,23 +130,20 @@ impl Supervisor {
             if Instant::now() >= deadline {
                 let _ = kill(pid, Signal::SIGKILL);
             }
-            processes = self
-                .ended
-                .wait_timeout(processes, Duration::from_millis(200))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.exited
+                .wait_for(&mut processes, Duration::from_millis(200));
         }
         Ok(())
     }
 
     fn signal(&self, name: &str, signal: Signal, paused: bool) -> Result<()> {
         self.component(name)?;
-        let mut processes = self.lock();
+        let mut processes = self.processes.lock();
         match processes.get_mut(name) {
             Some(process) => match process.pid {
                 Some(pid) => {
                     process.paused = paused;
-                    kill(pid, signal).doing(|| format!("send {signal} to {name}"))
+                    kill(pid, signal).with_context(|| format!("send {signal} to {name}"))
                 }
                 None => Err(Error::Refused(format!("{name} is not running"))),
             },
@@ -154,7 +152,7 @@ impl Supervisor {
     }
 
     fn status(&self) -> Vec<ComponentStatus> {
-        let processes = self.lock();
+        let processes = self.processes.lock();
         self.components
             .iter()
             .map(|component| {
@@ -169,8 +167,8 @@ impl Supervisor {
             .collect()
     }
 
-    fn collect(self: &Arc<Self>, pid: Pid) {
-        let mut processes = self.lock();
+    fn reap(self: &Arc<Self>, pid: Pid) {
+        let mut processes = self.processes.lock();
         let Ok(status) = waitpid(pid, Some(WaitPidFlag::WNOHANG)) else {
             return;
         };
@@ -182,44 +180,48 @@ impl Supervisor {
         };
         process.pid = None;
         process.last_exit = Some(describe(status));
-        if process.wanted {
+        if process.should_run {
             process.restarts += 1;
             let (supervisor, name) = (Arc::clone(self), name.clone());
-            thread::spawn(move || supervisor.restart_soon(&name));
+            thread::spawn(move || supervisor.restart_after_delay(&name));
         }
-        self.ended.notify_all();
+        self.exited.notify_all();
     }
 
-    fn restart_soon(&self, name: &str) {
-        thread::sleep(PAUSE_BEFORE_RESTART);
-        let wanted = self.lock().get(name).is_some_and(|process| process.wanted);
-        if wanted
+    fn restart_after_delay(&self, name: &str) {
+        thread::sleep(RESTART_DELAY);
+        let should_run = self
+            .processes
+            .lock()
+            .get(name)
+            .is_some_and(|process| process.should_run);
+        if should_run
             && let Err(error) = self.start(name)
-            && let Some(process) = self.lock().get_mut(name)
+            && let Some(process) = self.processes.lock().get_mut(name)
         {
             process.last_exit = Some(error.to_string());
         }
     }
 
-    /// Called under the lock, see [`Supervisor::reap_for_ever`].
-    fn spawn(&self, component: &Component, more_arguments: &[String]) -> Result<Pid> {
+    /// Must be called under the lock, see [`Supervisor::run_reaper`].
+    fn spawn(&self, component: &Component, extra_arguments: &[String]) -> Result<Pid> {
         let log = log_file(&self.directory, &component.name);
         let output = fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(&log)
-            .doing(|| format!("open {}", log.display()))?;
+            .with_context(|| format!("open {}", log.display()))?;
         let errors = output
             .try_clone()
-            .doing(|| format!("open {}", log.display()))?;
+            .with_context(|| format!("open {}", log.display()))?;
         let child = Command::new(&component.program)
             .args(&component.arguments)
-            .args(more_arguments)
+            .args(extra_arguments)
             .env_clear()
             .env(
                 "PATH",
                 format!(
-                    "{PROGRAMS_INSIDE}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+                    "{PROGRAMS_MOUNT}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
                 ),
             )
             .env("HOME", "/root")
@@ -233,7 +235,7 @@ impl Supervisor {
             .stdout(output)
             .stderr(errors)
             .spawn()
-            .doing(|| format!("start {}", component.program))?;
+            .with_context(|| format!("start {}", component.program))?;
         i32::try_from(child.id())
             .map(Pid::from_raw)
             .map_err(|_| Error::Refused("the process id does not fit".to_owned()))
@@ -244,28 +246,22 @@ impl Supervisor {
             .iter()
             .find(|component| component.name == name)
             .ok_or_else(|| {
-                let known: Vec<&str> = self
+                let names: Vec<&str> = self
                     .components
                     .iter()
                     .map(|component| component.name.as_str())
                     .collect();
                 Error::Refused(format!(
                     "this node has no {name}; it has {}",
-                    known.join(", ")
+                    names.join(", ")
                 ))
             })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Process>> {
-        self.processes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Process {
     fn state(&self) -> ComponentState {
-        match (self.pid, self.wanted, self.paused) {
+        match (self.pid, self.should_run, self.paused) {
             (Some(_), _, true) => ComponentState::Paused,
             (Some(_), _, false) => ComponentState::Running,
             (None, true, _) => ComponentState::Crashed,

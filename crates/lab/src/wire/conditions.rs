@@ -1,4 +1,4 @@
-//! What can be wrong with the path from one endpoint to another, and how a person writes it down.
+//! The faults of the path from one endpoint to another, and their text form.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -7,33 +7,33 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest delay, jitter included. No network that a developer works over is slower, and it keeps every deadline far from
-/// the end of what the clock can express.
-pub const LONGEST_DELAY: Duration = Duration::from_secs(60);
+/// The maximum delay, including jitter. No real network is slower, and the limit keeps every deadline far from the end of the
+/// clock's range.
+pub const MAX_DELAY: Duration = Duration::from_secs(60);
 
-/// What happens to the packets from one endpoint to another.
+/// The conditions for packets from one endpoint to another.
 ///
 /// The text form is `perfect`, or any of `cut`, `delay 20ms`, `jitter 5ms`, `loss 1%` and `rate 10mbit` with spaces between.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Conditions {
-    /// Nothing arrives, not even what is already under way.
+    /// No packet is delivered, not even those already in flight.
     pub cut: bool,
-    /// Every packet arrives at least this much later than it was sent.
+    /// Every packet is delayed by this time.
     #[serde(with = "delay_as_text")]
     pub delay: Duration,
-    /// Every packet is late by a further random time between nothing and this. Packets never overtake one another: one that drew
-    /// a short time waits for the one before it.
+    /// Every packet is delayed by an additional random time between zero and this. Packets are never reordered: a packet with a
+    /// short delay waits for the one before it.
     #[serde(with = "delay_as_text")]
     pub jitter: Duration,
-    /// The share of the packets that never arrives.
+    /// The share of the packets that is dropped.
     pub loss: Loss,
-    /// How fast the packets go onto the line, counted over whole IP packets.
+    /// The rate limit, counted over whole IP packets.
     pub rate: Option<Rate>,
 }
 
 impl Conditions {
-    /// The conditions of a severed cable.
+    /// The conditions of a disconnected cable.
     pub fn cut() -> Self {
         Self {
             cut: true,
@@ -48,12 +48,13 @@ impl Conditions {
         }
     }
 
-    /// Whether a packet arrives at once and always.
+    /// Whether there is no fault: every packet is delivered at once.
     pub fn is_perfect(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether the fault counts packets, so that it must see each as it would be on a cable, not in bundles of up to 64 KiB.
+    /// Whether the fault depends on the number or size of packets, so that it needs single packets as on a real cable and not
+    /// offloaded ones of up to 64 KiB.
     pub(super) fn needs_single_packets(&self) -> bool {
         self.loss != Loss::NONE || self.rate.is_some()
     }
@@ -119,7 +120,7 @@ impl Loss {
     pub const NONE: Self = Self(0.0);
     pub const ALL: Self = Self(1.0);
 
-    /// A loss of `ratio` packets of each packet sent, from 0.0 to 1.0.
+    /// The share of packets that is lost, from 0.0 to 1.0.
     pub fn from_ratio(ratio: f64) -> Result<Self, ConditionsError> {
         if (0.0..=1.0).contains(&ratio) {
             Ok(Self(ratio))
@@ -145,19 +146,19 @@ impl FromStr for Loss {
     type Err = ConditionsError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let refuse = || ConditionsError::Loss(text.to_owned());
-        let number = text.trim().strip_suffix('%').ok_or_else(refuse)?;
-        let percent: f64 = number.trim().parse().map_err(|_| refuse())?;
-        Self::from_ratio(percent / 100.0).map_err(|_| refuse())
+        let invalid = || ConditionsError::Loss(text.to_owned());
+        let number = text.trim().strip_suffix('%').ok_or_else(invalid)?;
+        let percent: f64 = number.trim().parse().map_err(|_| invalid())?;
+        Self::from_ratio(percent / 100.0).map_err(|_| invalid())
     }
 }
 
-/// A speed in bits per second. There is no rate of nothing: that is a cut.
+/// A rate in bits per second. It is never zero: that is a cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Rate(NonZeroU64);
 
-/// From the greatest, so that the first unit that divides a rate is the shortest way to write it.
+/// In descending order, so that the first unit that divides a rate gives the shortest text.
 const RATE_UNITS: [(&str, u64); 4] = [
     ("gbit", 1_000_000_000),
     ("mbit", 1_000_000),
@@ -174,14 +175,14 @@ impl Rate {
         self.0.get()
     }
 
-    /// How long a packet of this many bytes keeps the line busy.
+    /// How long the transmission of this many bytes takes.
     pub(super) fn time_to_send(self, bytes: usize) -> Duration {
         let nanoseconds = bytes as u128 * 8 * 1_000_000_000 / u128::from(self.0.get());
         Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
     }
 
-    /// How many bytes the line takes in this time.
-    pub(super) fn bytes_within(self, time: Duration) -> u64 {
+    /// How many bytes are transmitted in this time.
+    pub(super) fn bytes_in(self, time: Duration) -> u64 {
         let bytes = time.as_nanos() * u128::from(self.0.get()) / 8 / 1_000_000_000;
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
@@ -202,24 +203,24 @@ impl FromStr for Rate {
     type Err = ConditionsError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let refuse = || ConditionsError::Rate(text.to_owned());
+        let invalid = || ConditionsError::Rate(text.to_owned());
         let (number, unit) = split_number(text);
         let (_, factor) = RATE_UNITS
             .into_iter()
             .find(|(name, _)| name.eq_ignore_ascii_case(unit))
-            .ok_or_else(refuse)?;
-        let number: f64 = number.parse().map_err(|_| refuse())?;
-        // The conversion saturates; nobody misses precision above eighteen exabits per second.
+            .ok_or_else(invalid)?;
+        let number: f64 = number.parse().map_err(|_| invalid())?;
+        // The conversion saturates, which only affects rates above eighteen exabits per second.
         let bits = (number * factor as f64).round() as u64;
-        NonZeroU64::new(bits).map(Self).ok_or_else(refuse)
+        NonZeroU64::new(bits).map(Self).ok_or_else(invalid)
     }
 }
 
 /// Reads a delay or jitter such as `20ms`, `1.5s` or `250us`.
 pub fn parse_delay(text: &str) -> Result<Duration, ConditionsError> {
-    let refuse = || ConditionsError::Delay(text.to_owned());
+    let invalid = || ConditionsError::Delay(text.to_owned());
     let (number, unit) = split_number(text);
-    let number: f64 = number.parse().map_err(|_| refuse())?;
+    let number: f64 = number.parse().map_err(|_| invalid())?;
     let nanoseconds_per_unit = match unit {
         "ns" => 1.0,
         "us" | "µs" => 1e3,
@@ -227,11 +228,11 @@ pub fn parse_delay(text: &str) -> Result<Duration, ConditionsError> {
         "s" => 1e9,
         // Zero is the one delay that needs no unit.
         "" if number == 0.0 => 0.0,
-        _ => return Err(refuse()),
+        _ => return Err(invalid()),
     };
     let delay = Duration::from_nanos((number * nanoseconds_per_unit).round() as u64);
-    if delay > LONGEST_DELAY {
-        return Err(refuse());
+    if delay > MAX_DELAY {
+        return Err(invalid());
     }
     Ok(delay)
 }
@@ -246,7 +247,7 @@ fn split_number(text: &str) -> (&str, &str) {
     (number, unit.trim())
 }
 
-/// Why a text does not say what a path should be like.
+/// Why a text is not a valid description of conditions.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ConditionsError {
     #[error(
@@ -293,7 +294,7 @@ impl From<Rate> for String {
     }
 }
 
-/// Delays in files look as they do on the command line.
+/// Serializes delays in the same form as on the command line.
 mod delay_as_text {
     use std::time::Duration;
 
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn files_read_like_the_command_line() {
+    fn json_uses_the_text_form_of_values() {
         let conditions: Conditions = "delay 20ms loss 1% rate 10mbit".parse().unwrap();
         assert_eq!(
             serde_json::to_string(&conditions).unwrap(),
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn values_mean_what_they_say() {
+    fn values_are_parsed() {
         assert_eq!(parse_delay("20ms"), Ok(Duration::from_millis(20)));
         assert_eq!(parse_delay("0"), Ok(Duration::ZERO));
         assert_eq!(parse_delay("250us"), Ok(Duration::from_micros(250)));
@@ -370,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_an_example() {
+    fn invalid_text_is_rejected_with_an_example() {
         for (text, example) in [
             ("delay 20", "20ms"),
             ("delay fast", "20ms"),
@@ -384,13 +385,13 @@ mod tests {
             ("rate", "delay 20ms"),
             ("slow", "perfect, cut"),
         ] {
-            let refusal = text.parse::<Conditions>().unwrap_err().to_string();
-            assert!(refusal.contains(example), "{text}: {refusal}");
+            let error = text.parse::<Conditions>().unwrap_err().to_string();
+            assert!(error.contains(example), "{text}: {error}");
         }
     }
 
     #[test]
-    fn only_faults_that_count_packets_need_single_packets() {
+    fn only_loss_and_rate_need_single_packets() {
         for (text, single) in [
             ("perfect", false),
             ("cut", false),

@@ -1,4 +1,4 @@
-//! What the wire did with the packets. Nothing is dropped without being counted here.
+//! Counters of forwarded and dropped packets. Every dropped packet is counted here.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::conditions::Conditions;
 
 /// A number of packets and the bytes in them, IP headers included.
 ///
-/// A bundle that the kernel hands over as one packet of up to 64 KiB counts as one.
+/// A packet of up to 64 KiB from the kernel's segmentation offload counts as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     pub packets: u64,
@@ -25,7 +25,7 @@ impl Tally {
     }
 }
 
-/// Why a link let a packet go.
+/// Why a link dropped a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DropReason {
     Cut,
@@ -34,20 +34,20 @@ pub(super) enum DropReason {
     DelayQueueFull,
 }
 
-/// What became of the packets from one endpoint to another.
+/// Counters of the packets from one endpoint to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkCounters {
     /// Written to the device of the receiver.
-    pub carried: Tally,
-    /// Lost by chance, as the conditions ask.
+    pub forwarded: Tally,
+    /// Dropped at random, as configured by the loss.
     pub lost: Tally,
-    /// Came to a cut, or were under way when it was made.
+    /// Dropped because of a cut, including those in flight when it was set.
     pub cut: Tally,
-    /// Came when too much was waiting for a line with a rate.
+    /// Dropped because the queue of the rate limit was full.
     pub dropped_by_rate_queue: Tally,
-    /// Came when the link held as much as it can hold.
+    /// Dropped because the delay queue was full.
     pub dropped_by_delay_queue: Tally,
-    /// Refused by the device of the receiver, because it was full, down or gone.
+    /// Rejected by the device of the receiver, because it was full, down or gone.
     pub undeliverable: Tally,
 }
 
@@ -63,7 +63,7 @@ impl LinkCounters {
     }
 }
 
-/// One direction between two endpoints: what was asked for and what happened.
+/// One direction between two endpoints: its conditions and its counters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkReport {
     pub from: String,
@@ -78,12 +78,12 @@ pub struct PortReport {
     pub endpoint: String,
     pub port: String,
     pub device: String,
-    /// Packets that the port sent to an address which no port owns. A few of these are ordinary multicast; many are a wrong
+    /// Packets that the port sent to an address that no port owns. A few of these are ordinary multicast; many indicate a wrong
     /// route.
-    pub astray: Tally,
+    pub unroutable: Tally,
 }
 
-/// A port that went away by itself, because its network namespace ended or its device was deleted.
+/// A port that disappeared because its network namespace ended or its device was deleted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VanishedPort {
     pub endpoint: String,
@@ -91,7 +91,7 @@ pub struct VanishedPort {
     pub reason: String,
 }
 
-/// Everything there is to know about a running wire.
+/// The state of a running wire.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WireReport {
     pub links: Vec<LinkReport>,

@@ -1,6 +1,6 @@
-//! The path from one endpoint to another as a state machine: it decides which packets pass and when, and holds them until then.
+//! The path from one endpoint to another as a state machine: it decides which packets pass and when, and queues them until then.
 //!
-//! It does no input or output, reads no clock and throws no dice: the time and the random numbers are arguments.
+//! It does no I/O, reads no clock and generates no random numbers: the time and the random numbers are arguments.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,27 +8,27 @@ use std::time::{Duration, Instant};
 use super::conditions::{Conditions, Rate};
 use super::counters::{DropReason, Tally};
 
-/// What waits for a line with a rate is at most this long a wait, so that the fault is a slow line and not a bottomless buffer…
+/// The maximum queueing delay of a link with a rate limit, so that the fault is a slow link and not an unlimited buffer…
 const RATE_QUEUE_TIME: Duration = Duration::from_millis(100);
-/// …but a slow line still takes a burst of forty or so full packets, or TCP would starve on it.
+/// …but a slow link still accepts a burst of about forty full packets. Otherwise TCP would starve.
 const RATE_QUEUE_BYTES: u64 = 64 * 1024;
-/// What a link holds in all, which is 50 ms at 10 Gbit/s.
-const HELD_BYTES: usize = 64 * 1024 * 1024;
+/// The maximum of all queued packets of a link, which is 50 ms at 10 Gbit/s.
+const MAX_QUEUED_BYTES: usize = 64 * 1024 * 1024;
 
 /// One direction between two endpoints.
 ///
-/// Packets leave in the order in which they came, so the queue is ordered by deadline without sorting.
+/// Packets are never reordered, so the queue is ordered by deadline without sorting.
 #[derive(Debug)]
 pub(super) struct Link<Payload> {
     conditions: Conditions,
-    /// When the last admitted packet has gone onto a line with a rate.
-    line_free_at: Option<Instant>,
-    held: VecDeque<Held<Payload>>,
-    held_bytes: usize,
+    /// When the transmission of the last admitted packet ends, for a link with a rate limit.
+    idle_at: Option<Instant>,
+    queue: VecDeque<QueuedPacket<Payload>>,
+    queued_bytes: usize,
 }
 
 #[derive(Debug)]
-struct Held<Payload> {
+struct QueuedPacket<Payload> {
     due: Instant,
     size: usize,
     payload: Payload,
@@ -36,17 +36,17 @@ struct Held<Payload> {
 
 /// Random numbers from 0.0 to 1.0 for one packet.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Dice {
+pub(super) struct RandomSample {
     pub(super) loss: f64,
     pub(super) jitter: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Deliver it now; nothing is held before it.
+    /// Deliver it now; no packet is queued before it.
     Deliver,
-    /// Hold it until then.
-    Hold {
+    /// Queue it until then.
+    Queue {
         until: Instant,
     },
     Drop(DropReason),
@@ -56,9 +56,9 @@ impl<Payload> Default for Link<Payload> {
     fn default() -> Self {
         Self {
             conditions: Conditions::default(),
-            line_free_at: None,
-            held: VecDeque::new(),
-            held_bytes: 0,
+            idle_at: None,
+            queue: VecDeque::new(),
+            queued_bytes: 0,
         }
     }
 }
@@ -68,87 +68,87 @@ impl<Payload> Link<Payload> {
         &self.conditions
     }
 
-    /// Decides about a packet of `size` bytes that came in at `now`.
-    pub(super) fn admit(&mut self, size: usize, now: Instant, dice: Dice) -> Verdict {
+    /// Decides about a packet of `size` bytes that was received at `now`.
+    pub(super) fn admit(&mut self, size: usize, now: Instant, sample: RandomSample) -> Verdict {
         if self.conditions.cut {
             return Verdict::Drop(DropReason::Cut);
         }
-        if dice.loss < self.conditions.loss.ratio() {
+        if sample.loss < self.conditions.loss.ratio() {
             return Verdict::Drop(DropReason::Lost);
         }
-        if self.held_bytes + size > HELD_BYTES {
+        if self.queued_bytes + size > MAX_QUEUED_BYTES {
             return Verdict::Drop(DropReason::DelayQueueFull);
         }
-        let on_the_line = match self.conditions.rate {
+        let transmitted = match self.conditions.rate {
             None => now,
             Some(rate) => {
-                let start = self.line_free_at.map_or(now, |free| free.max(now));
-                if rate.bytes_within(start - now) >= rate_queue_limit(rate) {
+                let start = self.idle_at.map_or(now, |free| free.max(now));
+                if rate.bytes_in(start - now) >= rate_queue_limit(rate) {
                     return Verdict::Drop(DropReason::RateQueueFull);
                 }
                 let end = start + rate.time_to_send(size);
-                self.line_free_at = Some(end);
+                self.idle_at = Some(end);
                 end
             }
         };
-        let jitter = self.conditions.jitter.mul_f64(dice.jitter);
-        let due = on_the_line + self.conditions.delay + jitter;
-        match self.held.back() {
-            Some(previous) => Verdict::Hold {
+        let jitter = self.conditions.jitter.mul_f64(sample.jitter);
+        let due = transmitted + self.conditions.delay + jitter;
+        match self.queue.back() {
+            Some(previous) => Verdict::Queue {
                 until: due.max(previous.due),
             },
-            None if due > now => Verdict::Hold { until: due },
+            None if due > now => Verdict::Queue { until: due },
             None => Verdict::Deliver,
         }
     }
 
-    /// Keeps a packet for which the verdict was to hold it.
-    pub(super) fn hold(&mut self, due: Instant, size: usize, payload: Payload) {
-        self.held_bytes += size;
-        self.held.push_back(Held { due, size, payload });
+    /// Queues a packet for which the verdict was [`Verdict::Queue`].
+    pub(super) fn enqueue(&mut self, due: Instant, size: usize, payload: Payload) {
+        self.queued_bytes += size;
+        self.queue.push_back(QueuedPacket { due, size, payload });
     }
 
     /// When the next packet is due, if there is one.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.held.front().map(|held| held.due)
+        self.queue.front().map(|packet| packet.due)
     }
 
-    /// Takes the next packet that is due at `now`.
+    /// Removes and returns the next packet that is due at `now`.
     pub(super) fn release(&mut self, now: Instant) -> Option<Payload> {
-        let held = self.held.pop_front_if(|held| held.due <= now)?;
-        self.held_bytes -= held.size;
-        Some(held.payload)
+        let packet = self.queue.pop_front_if(|packet| packet.due <= now)?;
+        self.queued_bytes -= packet.size;
+        Some(packet.payload)
     }
 
-    /// Changes the conditions, and returns what a cut destroyed.
+    /// Sets the conditions, and returns what a cut dropped.
     ///
-    /// A packet under way is never made later by a change, and is made earlier when it would arrive earlier if it were sent now:
-    /// otherwise a healed line would first have to work off what a slow one left behind.
-    pub(super) fn change(&mut self, conditions: Conditions, now: Instant) -> Tally {
+    /// A change never delays a packet in flight further. It delivers the packet earlier if it would be delivered earlier when sent
+    /// now: otherwise a healed link would first have to drain the queue of the slow one.
+    pub(super) fn set_conditions(&mut self, conditions: Conditions, now: Instant) -> Tally {
         self.conditions = conditions;
-        let mut destroyed = Tally::default();
+        let mut dropped = Tally::default();
         if self.conditions.cut {
-            for held in self.held.drain(..) {
-                destroyed.add(held.size);
+            for packet in self.queue.drain(..) {
+                dropped.add(packet.size);
             }
-            self.held_bytes = 0;
-            self.line_free_at = None;
-            return destroyed;
+            self.queued_bytes = 0;
+            self.idle_at = None;
+            return dropped;
         }
-        let mut on_the_line = now;
-        for held in &mut self.held {
+        let mut transmitted = now;
+        for packet in &mut self.queue {
             if let Some(rate) = self.conditions.rate {
-                on_the_line += rate.time_to_send(held.size);
+                transmitted += rate.time_to_send(packet.size);
             }
-            held.due = held.due.min(on_the_line + self.conditions.delay);
+            packet.due = packet.due.min(transmitted + self.conditions.delay);
         }
-        self.line_free_at = self.line_free_at.map(|free| free.min(on_the_line));
-        destroyed
+        self.idle_at = self.idle_at.map(|free| free.min(transmitted));
+        dropped
     }
 }
 
 fn rate_queue_limit(rate: Rate) -> u64 {
-    rate.bytes_within(RATE_QUEUE_TIME).max(RATE_QUEUE_BYTES)
+    rate.bytes_in(RATE_QUEUE_TIME).max(RATE_QUEUE_BYTES)
 }
 
 #[cfg(test)]
@@ -158,14 +158,14 @@ mod tests {
 
     use super::*;
 
-    const EVEN: Dice = Dice {
+    const EVEN: RandomSample = RandomSample {
         loss: 0.5,
         jitter: 0.5,
     };
 
     fn link(conditions: &str) -> Link<usize> {
         let mut link = Link::default();
-        link.change(conditions.parse().unwrap(), Instant::now());
+        link.set_conditions(conditions.parse().unwrap(), Instant::now());
         link
     }
 
@@ -173,12 +173,18 @@ mod tests {
         Duration::from_millis(count)
     }
 
-    /// Admits a packet and holds it if that is the verdict.
-    fn send(link: &mut Link<usize>, payload: usize, size: usize, now: Instant, dice: Dice) -> bool {
-        match link.admit(size, now, dice) {
+    /// Admits a packet and queues it if that is the verdict.
+    fn send(
+        link: &mut Link<usize>,
+        payload: usize,
+        size: usize,
+        now: Instant,
+        sample: RandomSample,
+    ) -> bool {
+        match link.admit(size, now, sample) {
             Verdict::Deliver => true,
-            Verdict::Hold { until } => {
-                link.hold(until, size, payload);
+            Verdict::Queue { until } => {
+                link.enqueue(until, size, payload);
                 true
             }
             Verdict::Drop(_) => false,
@@ -206,7 +212,7 @@ mod tests {
             let verdict = link(conditions).admit(size, now, EVEN);
             let expected = match expected {
                 Ok(None) => Verdict::Deliver,
-                Ok(Some(time)) => Verdict::Hold { until: now + time },
+                Ok(Some(time)) => Verdict::Queue { until: now + time },
                 Err(reason) => Verdict::Drop(reason),
             };
             assert_eq!(verdict, expected, "{conditions}");
@@ -214,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_that_is_lost_is_the_loss() {
+    fn the_loss_is_the_share_of_dropped_packets() {
         let mut random = StdRng::seed_from_u64(7);
         for (conditions, share) in [
             ("loss 0%", 0.0),
@@ -227,11 +233,11 @@ mod tests {
             let packets = 100_000;
             let lost = (0..packets)
                 .filter(|_| {
-                    let dice = Dice {
+                    let sample = RandomSample {
                         loss: random.random(),
                         jitter: 0.0,
                     };
-                    link.admit(1500, now, dice) == Verdict::Drop(DropReason::Lost)
+                    link.admit(1500, now, sample) == Verdict::Drop(DropReason::Lost)
                 })
                 .count();
             let measured = lost as f64 / f64::from(packets);
@@ -243,18 +249,18 @@ mod tests {
     }
 
     #[test]
-    fn jitter_stays_within_its_bounds_and_keeps_the_order() {
+    fn jitter_is_bounded_and_keeps_the_order() {
         let mut random = StdRng::seed_from_u64(7);
         let mut link = link("delay 20ms jitter 30ms");
         let start = Instant::now();
         let mut sent = Vec::new();
         for number in 0..1000 {
             let now = start + Duration::from_micros(number as u64 * 700);
-            let dice = Dice {
+            let sample = RandomSample {
                 loss: random.random(),
                 jitter: random.random(),
             };
-            assert!(send(&mut link, number, 100, now, dice));
+            assert!(send(&mut link, number, 100, now, sample));
             sent.push(now);
         }
         for (number, sent) in sent.into_iter().enumerate() {
@@ -263,11 +269,11 @@ mod tests {
             assert_eq!(link.release(due - Duration::from_nanos(1)), None);
             assert_eq!(link.release(due), Some(number));
         }
-        assert_eq!(link.held_bytes, 0);
+        assert_eq!(link.queued_bytes, 0);
     }
 
     #[test]
-    fn a_burst_leaves_at_the_rate_and_what_the_queue_cannot_take_is_dropped() {
+    fn a_burst_is_sent_at_the_rate_and_queue_overflow_is_dropped() {
         let mut link = link("rate 10mbit");
         let start = Instant::now();
         let admitted = (0..1000)
@@ -284,18 +290,18 @@ mod tests {
             assert_eq!(link.next_due(), Some(due));
             assert_eq!(link.release(due), Some(number));
         }
-        // The line has been idle for a while, which does not save up for a later burst.
+        // An idle link does not accumulate credit for a later burst.
         let later = start + Duration::from_secs(10);
         assert_eq!(
             link.admit(1250, later, EVEN),
-            Verdict::Hold {
+            Verdict::Queue {
                 until: later + milliseconds(1)
             }
         );
     }
 
     #[test]
-    fn a_slow_line_still_takes_a_short_burst() {
+    fn a_slow_link_accepts_a_short_burst() {
         let mut link = link("rate 10kbit");
         let now = Instant::now();
         let admitted = (0..1000)
@@ -305,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn the_delay_queue_has_an_end() {
+    fn the_delay_queue_is_limited() {
         let mut link = link("delay 1s");
         let now = Instant::now();
         let size = 64 * 1024;
@@ -321,26 +327,26 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_destroys_what_is_under_way() {
+    fn a_cut_drops_packets_in_flight() {
         let mut link = link("delay 20ms");
         let now = Instant::now();
         send(&mut link, 0, 100, now, EVEN);
         send(&mut link, 1, 200, now, EVEN);
-        let destroyed = link.change(Conditions::cut(), now);
-        assert_eq!((destroyed.packets, destroyed.bytes), (2, 300));
+        let dropped = link.set_conditions(Conditions::cut(), now);
+        assert_eq!((dropped.packets, dropped.bytes), (2, 300));
         assert_eq!(link.next_due(), None);
-        link.change(Conditions::default(), now);
+        link.set_conditions(Conditions::default(), now);
         assert_eq!(link.admit(100, now, EVEN), Verdict::Deliver);
     }
 
     #[test]
-    fn healing_hurries_what_is_under_way_and_keeps_the_order() {
+    fn healing_delivers_packets_in_flight_earlier_and_in_order() {
         let mut link = link("rate 10kbit delay 1s");
         let now = Instant::now();
         for number in 0..64 {
             send(&mut link, number, 1000, now, EVEN);
         }
-        link.change(Conditions::delayed_by(milliseconds(20)), now);
+        link.set_conditions(Conditions::delayed_by(milliseconds(20)), now);
         send(&mut link, 64, 1000, now, EVEN);
         for number in 0..=64 {
             assert_eq!(link.release(now + milliseconds(20)), Some(number));
@@ -348,11 +354,11 @@ mod tests {
     }
 
     #[test]
-    fn worse_conditions_do_not_delay_what_is_under_way() {
+    fn worse_conditions_do_not_delay_packets_in_flight() {
         let mut link = link("delay 20ms");
         let now = Instant::now();
         send(&mut link, 0, 1000, now, EVEN);
-        link.change("delay 1s rate 10kbit".parse().unwrap(), now);
+        link.set_conditions("delay 1s rate 10kbit".parse().unwrap(), now);
         assert_eq!(link.next_due(), Some(now + milliseconds(20)));
         send(&mut link, 1, 1000, now, EVEN);
         assert_eq!(link.release(now + milliseconds(20)), Some(0));

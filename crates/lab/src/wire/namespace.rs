@@ -1,4 +1,4 @@
-//! Network namespaces without names: they exist as long as something in them or a descriptor of them does.
+//! Anonymous network namespaces: they exist as long as a process in them or a descriptor of them does.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 use super::WireError;
 
-/// A network namespace of our own, which ends with this value.
+/// A new network namespace, which ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct NetworkNamespace {
     handle: OwnedFd,
@@ -37,10 +37,10 @@ impl AsFd for NetworkNamespace {
     }
 }
 
-/// Does `work` in a network namespace. It runs in a thread of its own, so the caller stays where it is.
+/// Runs `work` in a network namespace. It runs in its own thread, so the caller's namespace does not change.
 ///
-/// Sockets that it opens belong to the namespace wherever they are used later, and so do the programs that it starts.
-pub(super) fn within<T: Send>(
+/// Sockets that it opens stay in the namespace wherever they are used later, and so do the programs that it starts.
+pub(super) fn in_namespace<T: Send>(
     namespace: BorrowedFd<'_>,
     work: impl FnOnce() -> Result<T, WireError> + Send,
 ) -> Result<T, WireError> {
@@ -68,8 +68,8 @@ pub(super) fn ip(arguments: &str) -> Result<(), WireError> {
     })
 }
 
-/// How another process, like `ip`, names a namespace of which only we have a descriptor.
-pub(super) fn path_for_others(namespace: BorrowedFd<'_>) -> String {
+/// A path under which another process, such as `ip`, can open a namespace of which only we have a descriptor.
+pub(super) fn proc_path(namespace: BorrowedFd<'_>) -> String {
     format!("/proc/{}/fd/{}", std::process::id(), namespace.as_raw_fd())
 }
 

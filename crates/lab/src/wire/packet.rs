@@ -1,8 +1,8 @@
-//! What the wire needs to know about a packet: where it goes.
+//! Reads the destination of an IP packet.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The destination of an IP packet, or nothing if these bytes are not one.
+/// The destination of an IP packet, or `None` if these bytes are not one.
 pub(super) fn destination(packet: &[u8]) -> Option<IpAddr> {
     match packet.first()? >> 4 {
         4 => {
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_versions_of_ip_and_nothing_else() {
+    fn ipv4_and_ipv6_destinations_are_read() {
         let mut version_four = vec![0x45; 20];
         version_four[16..].copy_from_slice(&[10, 200, 0, 7]);
         assert_eq!(

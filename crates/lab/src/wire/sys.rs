@@ -1,7 +1,7 @@
 //! The calls to the TUN driver that no safe crate wraps.
 #![allow(
     unsafe_code,
-    reason = "ioctl is the only interface of the TUN driver; each call says why it is sound"
+    reason = "ioctl is the only interface of the TUN driver; each call has a safety comment"
 )]
 
 use std::io;
@@ -28,15 +28,15 @@ const TUN_F_TSO_ECN: u64 = 0x08;
 const TUN_F_USO4: u64 = 0x20;
 const TUN_F_USO6: u64 = 0x40;
 
-/// The kernel leaves this work undone in what it hands over, and a header before the packet says which.
+/// The offloads that the kernel may use in packets that it passes to us. A header before each packet says which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Offload {
-    /// Checksums only: every packet is one that fits a cable.
-    SinglePackets,
+    /// Checksums only: every packet fits the MTU.
+    ChecksumOnly,
     /// Checksums and the segmentation of TCP.
-    TcpBundles,
+    TcpSegmentation,
     /// Checksums and the segmentation of TCP and UDP, which kernels before 6.2 refuse.
-    TcpAndUdpBundles,
+    TcpAndUdpSegmentation,
 }
 
 mod request {
@@ -44,7 +44,7 @@ mod request {
 
     use super::InterfaceRequest;
 
-    // The driver declares the argument of TUNSETIFF as an int but reads a `struct ifreq`, so the number must be made by hand.
+    // The driver declares the argument of TUNSETIFF as an int but reads a `struct ifreq`, so the request code is built by hand.
     nix::ioctl_readwrite_bad!(
         set_interface,
         nix::request_code_write!(b'T', 202, size_of::<c_int>()),
@@ -55,7 +55,7 @@ mod request {
     nix::ioctl_none!(get_network_namespace, b'T', 227);
 }
 
-/// Makes an open `/dev/net/tun` a new device for IP packets with a `struct virtio_net_hdr` before each.
+/// Turns an open `/dev/net/tun` into a new device for IP packets with a `struct virtio_net_hdr` before each.
 pub(super) fn create_interface(
     tun: impl AsFd,
     name: &[u8; 16],
@@ -76,13 +76,13 @@ pub(super) fn create_interface(
     Ok(())
 }
 
-/// Says which work the kernel may leave undone from now on.
+/// Sets the offloads that the kernel may use from now on.
 pub(super) fn set_offload(tun: impl AsFd, offload: Offload) -> io::Result<()> {
     let tcp = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
     let flags = match offload {
-        Offload::SinglePackets => TUN_F_CSUM,
-        Offload::TcpBundles => tcp,
-        Offload::TcpAndUdpBundles => tcp | TUN_F_USO4 | TUN_F_USO6,
+        Offload::ChecksumOnly => TUN_F_CSUM,
+        Offload::TcpSegmentation => tcp,
+        Offload::TcpAndUdpSegmentation => tcp | TUN_F_USO4 | TUN_F_USO6,
     };
     // SAFETY: the descriptor is open for the whole call, and TUNSETOFFLOAD takes its argument by value.
     unsafe { request::set_offload(tun.as_fd().as_raw_fd(), flags) }?;

@@ -1,4 +1,4 @@
-//! A TUN device in somebody's network namespace, held open by us.
+//! A TUN device in the network namespace of a node or of the host.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -8,57 +8,57 @@ use std::os::unix::fs::OpenOptionsExt;
 use nix::libc::{EBADFD, ENODEV, O_NONBLOCK};
 
 use super::WireError;
-use super::namespace::{NetworkNamespace, ip, path_for_others, within};
+use super::namespace::{NetworkNamespace, in_namespace, ip, proc_path};
 use super::sys::{self, Offload};
 
-/// The `struct virtio_net_hdr` before each packet. It says how the kernel bundled the packet and which checksum is still to be
-/// computed; we hand it on as it is, so the receiving side finishes the work, if anybody must.
+/// The `struct virtio_net_hdr` before each packet. It describes the segmentation of the packet and a checksum that is not
+/// computed yet. It is forwarded unchanged, so the receiving kernel finishes the work if necessary.
 pub(super) const HEADER_SIZE: usize = 10;
 
-/// Room for the greatest packet that the kernel hands over.
+/// Large enough for any packet of the kernel.
 pub(super) const BUFFER_SIZE: usize = HEADER_SIZE + 65536;
 
-/// How many packets the kernel keeps for us. The default of 500 is less than one window of a fast TCP connection in single packets,
-/// and what does not fit is dropped where only the statistics of the device tell.
+/// How many packets the kernel queues for us. The default of 500 is less than one window of a fast TCP connection in single
+/// packets, and packets that do not fit are dropped where only the statistics of the device show it.
 const DEVICE_QUEUE_PACKETS: u32 = 10_000;
 
-/// The device is gone when this has been dropped.
+/// Dropping it removes the device.
 #[derive(Debug)]
 pub(super) struct Tun {
     file: File,
     device: String,
-    bundles: Option<bool>,
+    segmentation_offload: Option<bool>,
 }
 
 impl Tun {
-    /// Creates the device in the `staging` namespace and moves it to its place.
+    /// Creates the device in the `staging` namespace and moves it to the namespace `target`.
     ///
-    /// An open TUN keeps the namespace in which it was opened alive, so opening it in its place would keep a namespace after all of
-    /// its processes have ended, with its addresses and its end of the bridge.
+    /// An open TUN device keeps the namespace in which it was opened alive. If it were opened in `target`, that namespace would
+    /// outlive all of its processes, with its addresses and its veth device.
     pub(super) fn create(
         device: &str,
         staging: &NetworkNamespace,
-        place: BorrowedFd<'_>,
+        target: BorrowedFd<'_>,
     ) -> Result<Self, WireError> {
         let name = interface_name(device)?;
-        let tun = within(staging.as_fd(), || {
+        let tun = in_namespace(staging.as_fd(), || {
             let mut tun = Self {
                 file: open_driver()?,
                 device: device.to_owned(),
-                bundles: None,
+                segmentation_offload: None,
             };
             sys::create_interface(&tun.file, &name, HEADER_SIZE)
                 .map_err(|source| tun.failed("create", source))?;
-            tun.set_bundles(true)?;
+            tun.set_segmentation_offload(true)?;
             ip(&format!(
                 "link set dev {device} netns {}",
-                path_for_others(place)
+                proc_path(target)
             ))?;
             Ok(tun)
         })?;
-        within(place, || {
-            // Without this the kernel gives the device a link-local address and asks it for routers. A kernel without IPv6 refuses
-            // the setting, and needs none.
+        in_namespace(target, || {
+            // Without this the kernel gives the device a link-local address and sends router solicitations. A kernel without IPv6
+            // rejects the setting and does not need it.
             let _refused_without_ipv6 = ip(&format!("link set dev {device} addrgenmode none"));
             ip(&format!(
                 "link set dev {device} mtu 1500 txqueuelen {DEVICE_QUEUE_PACKETS} up"
@@ -71,29 +71,32 @@ impl Tun {
         &self.device
     }
 
-    /// Takes the next packet that the kernel sends, with its header, without waiting for one.
+    /// Reads the next packet of the kernel, with its header, without blocking.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         (&self.file).read(buffer)
     }
 
-    /// Hands a packet with its header to the kernel.
+    /// Writes a packet with its header to the kernel.
     pub(super) fn deliver(&self, packet: &[u8]) -> io::Result<()> {
         (&self.file).write(packet).map(drop)
     }
 
-    /// Whether the kernel may hand over many packets as one. It takes bundles from us in any case.
-    pub(super) fn set_bundles(&mut self, bundles: bool) -> Result<(), WireError> {
-        if self.bundles == Some(bundles) {
+    /// Sets whether the kernel may pass several packets to us as one. It accepts such packets from us in any case.
+    pub(super) fn set_segmentation_offload(
+        &mut self,
+        segmentation_offload: bool,
+    ) -> Result<(), WireError> {
+        if self.segmentation_offload == Some(segmentation_offload) {
             return Ok(());
         }
-        if bundles {
-            sys::set_offload(&self.file, Offload::TcpAndUdpBundles)
-                .or_else(|_| sys::set_offload(&self.file, Offload::TcpBundles))
+        if segmentation_offload {
+            sys::set_offload(&self.file, Offload::TcpAndUdpSegmentation)
+                .or_else(|_| sys::set_offload(&self.file, Offload::TcpSegmentation))
         } else {
-            sys::set_offload(&self.file, Offload::SinglePackets)
+            sys::set_offload(&self.file, Offload::ChecksumOnly)
         }
         .map_err(|source| self.failed("set the offloads of", source))?;
-        self.bundles = Some(bundles);
+        self.segmentation_offload = Some(segmentation_offload);
         Ok(())
     }
 
@@ -107,14 +110,16 @@ impl Tun {
 }
 
 impl Drop for Tun {
-    /// The kernel removes the device with the last copy of its descriptor. If another thread is just starting a program, its child
-    /// has a copy until it has become that program, so closing ours would remove the device only a moment later.
+    /// The kernel removes the device with the last copy of its descriptor. If another thread is just starting a program, the
+    /// forked child has a copy until it calls exec, so closing ours might not remove the device at once.
     fn drop(&mut self) {
-        // Without a namespace the device is gone already, or on a kernel before 5.2 goes with the descriptor.
-        if let Ok(place) = sys::network_namespace(&self.file) {
+        // Without a namespace the device is already gone, or on a kernel before 5.2 is removed with the descriptor.
+        if let Ok(namespace) = sys::network_namespace(&self.file) {
             let device = &self.device;
-            if let Err(error) = within(place.as_fd(), || ip(&format!("link delete dev {device}"))) {
-                tracing::debug!(device, %error, "the wire leaves a device to the kernel to remove");
+            if let Err(error) = in_namespace(namespace.as_fd(), || {
+                ip(&format!("link delete dev {device}"))
+            }) {
+                tracing::debug!(device, %error, "device not deleted, the kernel removes it on close");
             }
         }
     }
@@ -127,7 +132,7 @@ impl AsFd for Tun {
 }
 
 /// Whether this is the error of a device that was deleted, alone or with its namespace.
-pub(super) fn means_gone(error: &io::Error) -> bool {
+pub(super) fn is_device_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(EBADFD)
 }
 
@@ -139,13 +144,13 @@ fn open_driver() -> Result<File, WireError> {
         .open("/dev/net/tun")
         .map_err(|source| match source.kind() {
             ErrorKind::NotFound => WireError::DriverMissing(source),
-            // A device node may be there without a driver behind it.
+            // A device node may exist without a driver behind it.
             _ if source.raw_os_error() == Some(ENODEV) => WireError::DriverMissing(source),
             _ => WireError::DriverRefused(source),
         })
 }
 
-/// The name as the kernel wants it: at most fifteen bytes and a zero.
+/// The name in the kernel's format: at most fifteen bytes and a zero byte.
 fn interface_name(device: &str) -> Result<[u8; 16], WireError> {
     let plain = device
         .bytes()
@@ -163,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_names_that_the_kernel_or_ip_would_misread_are_refused() {
+    fn invalid_device_names_are_rejected() {
         for (device, good) in [
             ("wire0", true),
             ("exactly15bytes.", true),

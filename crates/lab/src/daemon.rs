@@ -1,12 +1,12 @@
-//! The process that holds a lab.
+//! The daemon of a lab: one process that owns the lab's bridge and all of its nodes.
 //!
-//! It lives in a network namespace of its own, where the lab's bridge is, and it is the parent of every node. So the
-//! kernel takes all of it away when this process ends, however it ends: the nodes see their standard input close,
-//! the bridge and all cables go with the namespace. What the kernel does not take (control groups and files) is
-//! removed by an orderly end, and otherwise by the next command that meets the remains.
+//! It runs in its own network namespace, which contains the lab's bridge, and it is the parent of every node. So the
+//! kernel releases all of it when this process exits for any reason: the nodes see their standard input close, and the
+//! bridge and all veth pairs are removed with the namespace. The kernel does not remove control groups and files. An
+//! orderly shutdown does that, and otherwise the next command for the lab.
 //!
-//! The keeper ends when it is told to, or when its owner goes away before handing the lab over: its standard input
-//! is a pipe from the owner.
+//! The daemon exits on request, or when its owner exits before it has released the lab: its standard input is a pipe from
+//! the owner.
 
 mod faults;
 mod nodes;
@@ -17,15 +17,16 @@ use std::fs;
 use std::io::Read as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 
+use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Group, Layout};
 use crate::control;
-use crate::error::{Doing as _, Error, Result};
-use crate::lab::Record;
+use crate::error::{Error, ErrorContext as _, Result};
+use crate::lab::LabRecord;
 use crate::paths::LabPaths;
 use crate::plan::{ClusterPlan, Network};
 use crate::wire::Conditions;
@@ -34,13 +35,13 @@ pub use faults::LinkStatus;
 use nodes::Nodes;
 use switch::Switch;
 
-pub(crate) const ROLE: &str = "keeper";
+pub(crate) const ROLE: &str = "daemon";
 
-/// A request to the keeper.
+/// A request to the daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     Status,
-    /// The lab stays when its owner goes.
+    /// Keeps the lab running when its owner exits.
     Release,
     StartNode {
         cluster: ClusterPlan,
@@ -67,13 +68,13 @@ pub(crate) enum Request {
     Down,
 }
 
-/// What the keeper says of its lab after every request.
+/// The status of the lab, which is the response to every request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Status {
     pub(crate) network: Network,
     pub(crate) released: bool,
-    /// It is being taken down and takes no more nodes.
-    pub(crate) ending: bool,
+    /// It is shutting down and starts no more nodes.
+    pub(crate) shutting_down: bool,
     pub(crate) nodes: Vec<NodeStatus>,
     pub(crate) links: Vec<LinkStatus>,
 }
@@ -82,19 +83,19 @@ pub(crate) struct Status {
 pub(crate) struct NodeStatus {
     pub(crate) cluster: String,
     pub(crate) node: String,
-    /// The machine's number of the node's process 1.
+    /// The process id of the node's process 1 on the host.
     pub(crate) pid: i32,
     pub(crate) frozen: bool,
 }
 
-/// The control group of a lab is named after its network, of which there is only one on the machine.
+/// The control group of a lab. It is named after the lab's network, which is unique on the machine.
 pub(crate) fn lab_group(network: Network) -> Result<Group> {
     Ok(Group::of_lab(Layout::detect()?, &network.device()))
 }
 
 pub(crate) fn main(directory: &Path) -> Result<()> {
-    // Away from the owner's terminal: its Ctrl-C is not for the lab.
-    nix::unistd::setsid().doing(|| "start a session".to_owned())?;
+    // Detach from the owner's terminal, so that its Ctrl-C does not reach the lab.
+    nix::unistd::setsid().with_context(|| "start a session".to_owned())?;
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(false)
@@ -102,85 +103,87 @@ pub(crate) fn main(directory: &Path) -> Result<()> {
     let paths = LabPaths::at(directory);
     let switch = Switch::create()?;
     let group = lab_group(switch.network())?;
-    // A lab that held this network before may have been killed.
-    group.end_processes();
+    // The previous lab with this network may have been killed.
+    group.kill_processes();
     group.remove()?;
-    Record {
+    LabRecord {
         network: switch.network(),
         clusters: Vec::new(),
     }
     .write(&paths)?;
-    let keeper = Arc::new(Keeper {
+    let daemon = Arc::new(Daemon {
         paths: paths.clone(),
         group,
         switch,
         state: Mutex::default(),
-        settled: Condvar::new(),
+        start_finished: Condvar::new(),
     });
-    let socket = paths.keeper_socket();
+    let socket = paths.daemon_socket();
     let listener =
-        UnixListener::bind(&socket).doing(|| format!("listen on {}", socket.display()))?;
-    let (end, ended) = mpsc::channel();
-    let asked = end.clone();
-    let answering = Arc::clone(&keeper);
-    control::serve(listener, move |request| answering.answer(request, &asked));
-    let watching = Arc::clone(&keeper);
+        UnixListener::bind(&socket).with_context(|| format!("listen on {}", socket.display()))?;
+    let (shutdown, shutdown_requests) = mpsc::channel();
+    let shutdown_on_request = shutdown.clone();
+    let handler = Arc::clone(&daemon);
+    control::serve(listener, move |request| {
+        handler.handle(request, &shutdown_on_request)
+    });
+    let owner_watch = Arc::clone(&daemon);
     thread::spawn(move || {
         let _ = std::io::stdin().read(&mut [0]);
-        if !watching.lock().released {
-            let _ = end.send(());
+        if !owner_watch.state.lock().released {
+            let _ = shutdown.send(());
         }
     });
-    let _ = ended.recv();
-    keeper.tear_down();
+    let _ = shutdown_requests.recv();
+    daemon.tear_down();
     Ok(())
 }
 
-struct Keeper {
+struct Daemon {
     paths: LabPaths,
     group: Group,
     switch: Switch,
     state: Mutex<State>,
-    /// Signalled when a node that was starting runs, or does not.
-    settled: Condvar,
+    /// Signalled when the start of a node has succeeded or failed.
+    start_finished: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     nodes: Nodes,
     faults: Faults,
-    /// Nodes that are on their way, which nobody may start a second time.
+    /// Nodes that are being started. A second start of the same node is rejected.
     starting: BTreeSet<String>,
     released: bool,
-    ending: bool,
+    shutting_down: bool,
 }
 
-impl Keeper {
-    fn answer(&self, request: Request, end: &mpsc::Sender<()>) -> Result<Status> {
-        self.lock().nodes.forget_dead();
+impl Daemon {
+    fn handle(&self, request: Request, shutdown: &mpsc::Sender<()>) -> Result<Status> {
+        self.state.lock().nodes.remove_exited();
         match request {
             Request::Status => {}
-            Request::Release => self.lock().released = true,
+            Request::Release => self.state.lock().released = true,
             Request::StartNode { cluster, node } => self.start_node(&cluster, &node)?,
             Request::Down => {
-                self.lock().ending = true;
-                let _ = end.send(());
+                self.state.lock().shutting_down = true;
+                let _ = shutdown.send(());
             }
-            other => self.change(other)?,
+            other => self.apply(other)?,
         }
-        let state = self.lock();
+        let state = self.state.lock();
         Ok(Status {
             network: self.switch.network(),
             released: state.released,
-            ending: state.ending,
+            shutting_down: state.shutting_down,
             nodes: state.nodes.status(),
             links: state.faults.status(),
         })
     }
 
-    /// What is done under the lock.
-    fn change(&self, request: Request) -> Result<()> {
-        let mut state = self.lock();
+    /// Handles the requests that run entirely under the lock.
+    fn apply(&self, request: Request) -> Result<()> {
+        let mut state = self.state.lock();
         let State { nodes, faults, .. } = &mut *state;
         match request {
             Request::StopNode { node } => nodes.stop(&node),
@@ -200,11 +203,11 @@ impl Keeper {
         }
     }
 
-    /// The slow part, waiting for the node's process 1, happens without the lock, so that nodes start side by side.
+    /// Starts a node. The lock is not held while waiting for the node's process 1, so that nodes start concurrently.
     fn start_node(&self, cluster: &ClusterPlan, name: &str) -> Result<()> {
         {
-            let mut state = self.lock();
-            if state.ending {
+            let mut state = self.state.lock();
+            if state.shutting_down {
                 return Err(Error::Refused("the lab is being taken down".to_owned()));
             }
             if state.nodes.get(name).is_ok() {
@@ -215,28 +218,25 @@ impl Keeper {
                     "node {name} is already being started"
                 )));
             }
-            state.nodes.remember(cluster);
+            state.nodes.add_plan(cluster);
         }
         let started = nodes::start(&self.paths, &self.group, &self.switch, cluster, name);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.starting.remove(name);
-        self.settled.notify_all();
+        self.start_finished.notify_all();
         let State { nodes, faults, .. } = &mut *state;
         nodes.add(started?)?;
         faults.apply_to_new_node(&self.switch, nodes, &cluster.name, name)
     }
 
-    /// Removes everything; what fails is said in the log and does not keep the rest.
-    #[expect(clippy::print_stderr, reason = "standard error is the keeper's log")]
+    /// Removes everything. A failure is logged and does not stop the rest.
+    #[expect(clippy::print_stderr, reason = "standard error is the daemon's log")]
     fn tear_down(&self) {
-        let mut state = self.lock();
-        state.ending = true;
-        // A node that is half started cannot be ended; each takes a bounded time to become one that can.
+        let mut state = self.state.lock();
+        state.shutting_down = true;
+        // A node that is still starting cannot be stopped. Each start takes a bounded time.
         while !state.starting.is_empty() {
-            state = self
-                .settled
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.start_finished.wait(&mut state);
         }
         state.faults.drop_wire();
         state.nodes.stop_all();
@@ -248,9 +248,5 @@ impl Keeper {
         if let Err(error) = fs::remove_dir_all(&self.paths.directory) {
             eprintln!("cannot remove {}: {error}", self.paths.directory.display());
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

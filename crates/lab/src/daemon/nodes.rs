@@ -1,4 +1,4 @@
-//! The nodes of a lab: starting their namespaces, and ending them.
+//! The nodes of a lab: starting and stopping their namespaces.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,18 +17,19 @@ use super::NodeStatus;
 use super::switch::{Switch, ip};
 use crate::cgroup::Group;
 use crate::command::tail;
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, ErrorContext as _, Result};
 use crate::node;
 use crate::paths::LabPaths;
 use crate::plan::{ClusterPlan, NodePlan};
 use crate::role::{self, Role};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 #[derive(Default)]
 pub(super) struct Nodes {
     running: BTreeMap<String, RunningNode>,
-    /// Every cluster of which a node was ever started: those whose nodes are off are still endpoints of faults.
+    /// Every cluster of which a node was ever started. Clusters whose nodes are stopped can still have faults.
     plans: BTreeMap<String, ClusterPlan>,
 }
 
@@ -40,7 +41,7 @@ pub(super) struct RunningNode {
     frozen: bool,
     group: Group,
     directory: PathBuf,
-    /// Its standard input, which this process holds, keeps the node alive.
+    /// The `unshare` process. The node exits when its standard input, a pipe from this process, closes.
     namespace_parent: Child,
 }
 
@@ -54,10 +55,10 @@ impl RunningNode {
         format!("/proc/{}/ns/net", self.pid)
     }
 
-    fn end(&mut self) {
-        // Frozen processes die only when they continue.
+    fn kill(&mut self) {
+        // A frozen process does not exit until it is thawed.
         let _ = self.group.freeze(false);
-        // While its parent has not been waited for, the number cannot belong to anyone else.
+        // The process id cannot have been reused, because its parent has not been reaped.
         if self.is_alive() {
             let _ = kill(self.pid, Signal::SIGKILL);
             let _ = self.namespace_parent.wait();
@@ -78,16 +79,16 @@ impl RunningNode {
 }
 
 impl Nodes {
-    /// Keeps in mind which addresses a cluster has, also while its nodes are off.
-    pub(super) fn remember(&mut self, cluster: &ClusterPlan) {
+    /// Stores the addresses of a cluster, which are needed while its nodes are stopped.
+    pub(super) fn add_plan(&mut self, cluster: &ClusterPlan) {
         self.plans.insert(cluster.name.clone(), cluster.clone());
     }
 
-    pub(super) fn knows(&self, cluster: &str) -> bool {
+    pub(super) fn has_plan(&self, cluster: &str) -> bool {
         self.plans.contains_key(cluster)
     }
 
-    /// The addresses of all nodes of a cluster, whether they run or not.
+    /// The addresses of all nodes of a cluster, including stopped nodes.
     pub(super) fn addresses(&self, cluster: &str) -> Vec<Ipv4Addr> {
         let nodes = self
             .plans
@@ -97,12 +98,12 @@ impl Nodes {
         nodes.map(|node| node.address).collect()
     }
 
-    /// Nodes whose process 1 has ended by itself do not run.
-    pub(super) fn forget_dead(&mut self) {
+    /// Removes nodes whose process 1 has exited by itself.
+    pub(super) fn remove_exited(&mut self) {
         self.running.retain(|_, node| {
             let alive = node.is_alive();
             if !alive {
-                node.end();
+                node.kill();
             }
             alive
         });
@@ -125,7 +126,7 @@ impl Nodes {
             .filter(move |node| node.cluster == cluster)
     }
 
-    /// Takes a started node in, and tells it and the other nodes of its cluster the way to each other's pods.
+    /// Adds a started node, and adds routes between its pods and those of the other nodes of its cluster.
     pub(super) fn add(&mut self, node: RunningNode) -> Result<()> {
         for other in self.of_cluster(&node.cluster) {
             for (here, there) in [(&node, other), (other, &node)] {
@@ -145,7 +146,7 @@ impl Nodes {
     pub(super) fn stop(&mut self, name: &str) -> Result<()> {
         self.get(name)?;
         if let Some(mut node) = self.running.remove(name) {
-            node.end();
+            node.kill();
         }
         Ok(())
     }
@@ -153,12 +154,12 @@ impl Nodes {
     pub(super) fn stop_all(&mut self) {
         thread::scope(|scope| {
             for (_, mut node) in std::mem::take(&mut self.running) {
-                scope.spawn(move || node.end());
+                scope.spawn(move || node.kill());
             }
         });
     }
 
-    /// Stops or continues every process of a node. On return, it is done.
+    /// Freezes or thaws every process of a node. Returns when the kernel has done so.
     pub(super) fn freeze(&mut self, name: &str, frozen: bool) -> Result<()> {
         self.get(name)?;
         if let Some(node) = self.running.get_mut(name) {
@@ -181,7 +182,7 @@ impl Nodes {
     }
 }
 
-/// Starts the namespaces of a node whose folder is prepared, and connects it.
+/// Starts the namespaces of a node whose folder is prepared, and connects the node to the bridge.
 pub(super) fn start(
     paths: &LabPaths,
     lab_group: &Group,
@@ -214,7 +215,7 @@ pub(super) fn start(
         cluster: cluster.name.clone(),
         plan: plan.clone(),
         pid: Pid::from_raw(pid),
-        network_namespace: File::open(&path).doing(|| format!("open {path}"))?,
+        network_namespace: File::open(&path).with_context(|| format!("open {path}"))?,
         frozen: false,
         group,
         directory,
@@ -230,10 +231,10 @@ fn spawn(directory: &Path) -> Result<Child> {
         .create(true)
         .append(true)
         .open(&log)
-        .doing(|| format!("open {}", log.display()))?;
+        .with_context(|| format!("open {}", log.display()))?;
     let errors = output
         .try_clone()
-        .doing(|| format!("open {}", log.display()))?;
+        .with_context(|| format!("open {}", log.display()))?;
     Command::new("unshare")
         .args([
             "--pid",
@@ -250,17 +251,18 @@ fn spawn(directory: &Path) -> Result<Child> {
         .stdout(output)
         .stderr(errors)
         .spawn()
-        .doing(|| "start `unshare` for a node's namespaces".to_owned())
+        .with_context(|| "start `unshare` for a node's namespaces".to_owned())
 }
 
-/// Waits until process 1 listens, which is the last thing it does before it waits itself.
+/// Waits until process 1 listens on its socket, which is the last step of its startup.
 fn wait_for_process_one(directory: &Path, parent: &mut Child) -> Result<i32> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + START_TIMEOUT;
     let socket = node::socket(directory);
     loop {
         if UnixStream::connect(&socket).is_ok() {
             let file = node::pid_file(directory);
-            let text = fs::read_to_string(&file).doing(|| format!("read {}", file.display()))?;
+            let text =
+                fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
             return text.trim().parse().map_err(|_| {
                 Error::Refused(format!(
                     "{} does not hold a process id: {text}",
@@ -268,7 +270,9 @@ fn wait_for_process_one(directory: &Path, parent: &mut Child) -> Result<i32> {
                 ))
             });
         }
-        let exited = parent.try_wait().doing(|| "wait for a node".to_owned())?;
+        let exited = parent
+            .try_wait()
+            .with_context(|| "wait for a node".to_owned())?;
         if exited.is_some() || Instant::now() > deadline {
             let log = node::log_file(directory, "init");
             return Err(Error::Component {
@@ -277,11 +281,11 @@ fn wait_for_process_one(directory: &Path, parent: &mut Child) -> Result<i32> {
                     .unwrap_or_default()
                     .to_string_lossy()
                     .into_owned(),
-                trouble: "the node's namespaces did not start".to_owned(),
+                problem: "the node's namespaces did not start".to_owned(),
                 tail: tail(&fs::read_to_string(&log).unwrap_or_default(), 15),
                 log,
             });
         }
-        thread::sleep(Duration::from_millis(5));
+        thread::sleep(POLL_INTERVAL);
     }
 }

@@ -1,46 +1,46 @@
-//! From a plan to a cluster whose pods run.
+//! Starts a planned cluster until its pods can run.
 
 use std::fs;
 use std::thread;
 
-use super::keeping::write_json;
+use super::lifecycle::write_json;
 use super::{Lab, in_parallel};
 use crate::cluster::{Cluster, stopped_thread};
+use crate::daemon;
 use crate::dns;
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, ErrorContext as _, Result};
+use crate::host_checks;
 use crate::image::ImageArchive;
-use crate::keeper;
 use crate::node;
 use crate::node::components::{self, CONTAINERD, MachinePrograms};
 use crate::pki;
 use crate::plan::{NodePlan, Shape};
 use crate::progress::Progress;
-use crate::surroundings;
 
-/// Starts a cluster from nothing. What an attempt before left of it is removed first.
+/// Starts a cluster from nothing. Files and nodes of an earlier attempt are removed first.
 pub(super) fn start_cluster(
     lab: &Lab,
     cluster: &Cluster,
     images: &[ImageArchive],
     progress: &Progress,
 ) -> Result<()> {
-    let running = lab.ask(&keeper::Request::Status)?.nodes;
+    let running = lab.call_daemon(&daemon::Request::Status)?.nodes;
     for node in &cluster.plan.nodes {
         if running.iter().any(|running| running.node == node.name) {
             cluster.stop_node(&node.name)?;
         }
         let folder = lab.paths.node(&node.name);
         if folder.exists() {
-            fs::remove_dir_all(&folder).doing(|| format!("remove {}", folder.display()))?;
+            fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
         }
     }
     prepare_folders(lab, cluster)?;
     in_parallel(&cluster.plan.nodes, |node| {
-        let request = keeper::Request::StartNode {
+        let request = daemon::Request::StartNode {
             cluster: cluster.plan.clone(),
             node: node.name.clone(),
         };
-        lab.ask(&request).map(drop)
+        lab.call_daemon(&request).map(drop)
     })?;
     in_parallel(&cluster.plan.nodes, |node| {
         start_components(cluster, node, images, progress)
@@ -62,19 +62,23 @@ pub(super) fn start_cluster(
     cluster.mark_complete()
 }
 
-/// Starts the nodes of a complete cluster that were switched off.
-pub(super) fn start_nodes_again(lab: &Lab, cluster: &Cluster, progress: &Progress) -> Result<()> {
-    let running = lab.ask(&keeper::Request::Status)?.nodes;
+/// Starts the nodes of a complete cluster that were stopped.
+pub(super) fn restart_stopped_nodes(
+    lab: &Lab,
+    cluster: &Cluster,
+    progress: &Progress,
+) -> Result<()> {
+    let running = lab.call_daemon(&daemon::Request::Status)?.nodes;
     for node in &cluster.plan.nodes {
         if !running.iter().any(|running| running.node == node.name) {
             cluster.start_node(&node.name)?;
-            progress.step(format!("{}: switched on again", node.name));
+            progress.step(format!("{}: started again", node.name));
         }
     }
     Ok(())
 }
 
-/// Pods are refused before the controllers have made this account.
+/// Waits for the `default` service account: the API server rejects pods until the controllers have created it.
 pub(crate) fn wait_for_default_account(cluster: &Cluster) -> Result<()> {
     let api = cluster.api()?;
     let path = "/api/v1/namespaces/default/serviceaccounts/default";
@@ -92,31 +96,31 @@ fn prepare_folders(lab: &Lab, cluster: &Cluster) -> Result<()> {
         pki::create_authorities(&authorities)?;
     }
     let machine = machine_programs()?;
-    let group = keeper::lab_group(lab.network)?;
+    let group = daemon::lab_group(lab.network)?;
     for node in &cluster.plan.nodes {
         let folder = lab.paths.node(&node.name);
         for part in ["log", "cni"] {
             let path = folder.join(part);
-            fs::create_dir_all(&path).doing(|| format!("make {}", path.display()))?;
+            fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
         }
         pki::create_node(&folder.join("pki"), &authorities, &cluster.plan, node)?;
         let group = group.of_node(&node.name).name();
         for (name, text) in components::files(&cluster.plan, node, &group, &machine) {
             let file = folder.join(name);
-            fs::write(&file, text).doing(|| format!("write {}", file.display()))?;
+            fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
         }
-        let description = node::Description {
+        let spec = node::NodeSpec {
             name: node.name.clone(),
             lab_group: lab.network.device(),
             programs: cluster.binaries.directory().to_owned(),
             components: components::components(&cluster.plan, node),
         };
-        write_json(&node::description_file(&folder), &description)?;
+        write_json(&node::spec_file(&folder), &spec)?;
     }
     Ok(())
 }
 
-/// Starts the programs of a node in their order, each as soon as what it needs is there.
+/// Starts the components of a node in their order, each as soon as its dependencies are ready.
 fn start_components(
     cluster: &Cluster,
     node: &NodePlan,
@@ -132,7 +136,7 @@ fn start_components(
             Ok(())
         }
     };
-    // The container runtime and the control plane do not know each other, so they come up side by side.
+    // The container runtime and the control plane do not depend on each other, so they start concurrently.
     thread::scope(|scope| {
         let images = scope.spawn(|| {
             start(CONTAINERD)?;
@@ -157,7 +161,7 @@ fn start_components(
 }
 
 fn load_first_images(cluster: &Cluster, node: &NodePlan, images: &[ImageArchive]) -> Result<()> {
-    let answers = || {
+    let is_responding = || {
         cluster.in_node(&node.name).is_ok_and(|mut command| {
             command
                 .args([
@@ -173,8 +177,8 @@ fn load_first_images(cluster: &Cluster, node: &NodePlan, images: &[ImageArchive]
     cluster.wait_for(
         &node.name,
         CONTAINERD,
-        "the container runtime does not answer",
-        answers,
+        "the container runtime does not respond",
+        is_responding,
     )?;
     in_parallel(&images.iter().collect::<Vec<_>>(), |image| {
         cluster.load_into_node(&node.name, image.path())
@@ -182,13 +186,13 @@ fn load_first_images(cluster: &Cluster, node: &NodePlan, images: &[ImageArchive]
 }
 
 fn machine_programs() -> Result<MachinePrograms> {
-    let missing = |what: &str| Error::Refused(format!("{what} went away while the lab started"));
+    let missing = |what: &str| Error::Refused(format!("{what} disappeared while the lab started"));
     Ok(MachinePrograms {
-        runc: surroundings::find_program("runc")
+        runc: host_checks::find_program("runc")
             .ok_or_else(|| missing("runc"))?
             .display()
             .to_string(),
-        network_plugins: surroundings::network_plugins()
+        network_plugins: host_checks::network_plugins()
             .ok_or_else(|| missing("the network plugins"))?
             .display()
             .to_string(),

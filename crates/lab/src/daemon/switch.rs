@@ -1,4 +1,4 @@
-//! The lab's network: a bridge in the keeper's own network namespace, with one cable to the machine and one to each
+//! The lab's network: a bridge in the daemon's own network namespace, with one veth pair to the host and one to each
 //! node.
 
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::process::{self, Command};
 use nix::sched::{CloneFlags, unshare};
 
 use crate::command::{run, run_with_input};
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, ErrorContext as _, Result};
 use crate::plan::{Network, NodePlan};
 
 const BRIDGE: &str = "lab";
@@ -20,12 +20,13 @@ pub(super) struct Switch {
 }
 
 impl Switch {
-    /// Moves the calling process to a new network namespace and builds the bridge there. Called before any thread
-    /// exists, so that all of them are in the new namespace.
+    /// Moves the calling process to a new network namespace and creates the bridge there. Must be called before any
+    /// thread is started, so that all threads are in the new namespace.
     pub(super) fn create() -> Result<Self> {
-        let host_namespace =
-            File::open("/proc/self/ns/net").doing(|| "open the network namespace".to_owned())?;
-        unshare(CloneFlags::CLONE_NEWNET).doing(|| "make a network namespace".to_owned())?;
+        let host_namespace = File::open("/proc/self/ns/net")
+            .with_context(|| "open the network namespace".to_owned())?;
+        unshare(CloneFlags::CLONE_NEWNET)
+            .with_context(|| "create a network namespace".to_owned())?;
         ip(
             None,
             &format!("link set lo up\nlink add {BRIDGE} type bridge\nlink set {BRIDGE} up\n"),
@@ -60,11 +61,11 @@ impl Switch {
         ip(Some(&namespace_path(&self.host_namespace)), batch)
     }
 
-    /// Lays the cable to a node, and gives the node its address, its way out and its forwarding.
+    /// Creates the veth pair to a node, and configures the node's address, default route and IP forwarding.
     pub(super) fn connect(&self, pid: i32, node: &NodePlan, pod_range: &str) -> Result<()> {
         let [.., slot, last] = node.address.octets();
         let port = format!("to-{last}");
-        // The same hardware address after each start: others remember it for longer than a start takes.
+        // The MAC address is the same after each start, because ARP caches keep it for longer than a start takes.
         let hardware = format!("02:00:0a:c8:{slot:02x}:{last:02x}");
         ip(
             None,
@@ -82,10 +83,10 @@ impl Switch {
                 self.network.host()
             ),
         )?;
-        run(in_namespace(&inside).args(["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]))?;
-        // Pods leave the cluster with the node's address. SNAT and not MASQUERADE: a masqueraded connection is
-        // dropped when its packets leave by another device, as they do from the moment a fault is set.
-        run(in_namespace(&inside)
+        run(nsenter(&inside).args(["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]))?;
+        // Traffic of pods leaves the cluster with the node's address. SNAT is used and not MASQUERADE: the kernel drops a
+        // masqueraded connection when its packets leave through another device, which happens when a fault is set.
+        run(nsenter(&inside)
             .args(["iptables", "-w", "-t", "nat", "-A", "POSTROUTING"])
             .args([
                 "-s",
@@ -101,7 +102,7 @@ impl Switch {
         Ok(())
     }
 
-    /// Removes the cable to the machine; everything else goes with the keeper's namespace.
+    /// Removes the veth pair to the host. Everything else is removed with the daemon's namespace.
     pub(super) fn remove(&self) -> Result<()> {
         self.on_host(&format!("link del {}\n", self.network.device()))
     }
@@ -111,7 +112,7 @@ impl Switch {
 pub(super) fn ip(namespace: Option<&str>, batch: &str) -> Result<()> {
     let mut command = match namespace {
         Some(namespace) => {
-            let mut command = in_namespace(namespace);
+            let mut command = nsenter(namespace);
             command.arg("ip");
             command
         }
@@ -121,24 +122,23 @@ pub(super) fn ip(namespace: Option<&str>, batch: &str) -> Result<()> {
 }
 
 /// A command that runs in another network namespace.
-pub(super) fn in_namespace(path: &str) -> Command {
+pub(super) fn nsenter(path: &str) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={path}"));
     command
 }
 
-/// A path to an open namespace file that other processes can follow.
+/// A path to an open namespace file that other processes can open.
 fn namespace_path(file: &File) -> String {
     format!("/proc/{}/fd/{}", process::id(), file.as_raw_fd())
 }
 
-/// Takes the first network that nothing on the machine uses. Making the device is what claims it: of two labs that
-/// start at once, the kernel lets one have the name.
+/// Claims the first network that nothing on the machine uses. Creating the device is the claim: of two labs that start at
+/// the same time, only one can create a device of that name.
 fn claim_network(host: &File) -> Result<Network> {
     let host_path = namespace_path(host);
     let in_use =
-        run(in_namespace(&host_path)
-            .args(["ip", "-4", "-oneline", "route", "show", "table", "all"]))?;
+        run(nsenter(&host_path).args(["ip", "-4", "-oneline", "route", "show", "table", "all"]))?;
     for network in (0..Network::SLOTS)
         .map(Network::in_slot)
         .filter(|network| !uses(&in_use, *network))
@@ -165,10 +165,10 @@ fn claim_network(host: &File) -> Result<Network> {
     )))
 }
 
-/// Whether a routing table (`ip route show table all`) has a route of its own to addresses of this network. Wide
-/// routes, such as a company's to all of 10.0.0.0/8, do not count: the lab's narrower one goes before them.
+/// Whether a routing table (`ip route show table all`) has a specific route to addresses of this network. Wide routes,
+/// such as a company's route to 10.0.0.0/8, do not count: the lab's more specific route takes precedence.
 fn uses(routes: &str, network: Network) -> bool {
-    const WIDE: u32 = 15;
+    const WIDE_PREFIX_LENGTH: u32 = 15;
     routes.split_whitespace().any(|word| {
         let (address, length) = word.split_once('/').unwrap_or((word, "32"));
         let (Ok(address), Ok(length)) = (address.parse::<Ipv4Addr>(), length.parse::<u32>()) else {
@@ -176,7 +176,7 @@ fn uses(routes: &str, network: Network) -> bool {
         };
         let common = length.min(24);
         let shift = 32 - common;
-        (WIDE + 1..=32).contains(&length)
+        (WIDE_PREFIX_LENGTH + 1..=32).contains(&length)
             && u32::from(address) >> shift == u32::from(network.host()) >> shift
     })
 }

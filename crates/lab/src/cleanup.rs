@@ -1,4 +1,4 @@
-//! What a lab could leave behind on the machine, counted.
+//! Finds resources that labs left on the host: processes, mounts, namespaces, devices, rules and control groups.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,10 +12,10 @@ use crate::command::run;
 use crate::lab::Lab;
 use crate::role::MARKER;
 
-/// Everything on the machine that labs make, by kind. Two of these, before and after, show what stayed.
+/// A snapshot of all resources on the host that labs create. The difference of two snapshots is what was left behind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Remains {
-    things: BTreeSet<(Kind, String)>,
+pub struct HostResources {
+    resources: BTreeSet<(Kind, String)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,8 +28,8 @@ pub enum Kind {
     ControlGroup,
 }
 
-/// By what each kind is known to come from a lab. Other programs on the machine make such things too, at any time.
-const MARKS: [(Kind, &[&str]); 4] = [
+/// Texts that identify a lab's resources of each kind. Other programs on the host create such resources at any time.
+const MARKERS: [(Kind, &[&str]); 4] = [
     (
         Kind::Mount,
         &[
@@ -44,11 +44,11 @@ const MARKS: [(Kind, &[&str]); 4] = [
     (Kind::ControlGroup, &["standin-lab", "kubepods", "k8s.io"]),
 ];
 
-impl Remains {
-    /// Looks at the machine as it is now.
-    pub fn now() -> Self {
-        let mut things = BTreeSet::new();
-        processes_and_namespaces(&mut things);
+impl HostResources {
+    /// Lists the resources that exist now.
+    pub fn snapshot() -> Self {
+        let mut resources = BTreeSet::new();
+        processes_and_namespaces(&mut resources);
         let mut groups = Vec::new();
         control_groups(Path::new("/sys/fs/cgroup"), &mut groups);
         let output = |program: &str, arguments: &[&str]| {
@@ -72,25 +72,31 @@ impl Remains {
             (Kind::ControlGroup, groups.join("\n")),
         ];
         for (kind, text) in found {
-            let marked = text.lines().filter(|line| is_marked(kind, line));
-            things.extend(marked.map(|line| (kind, line.trim().to_owned())));
+            let marked = text.lines().filter(|line| has_marker(kind, line));
+            resources.extend(marked.map(|line| (kind, line.trim().to_owned())));
         }
-        Remains { things }
+        HostResources { resources }
     }
 
-    /// What is here and was not there before.
-    pub fn since(&self, before: &Remains) -> Vec<(Kind, String)> {
-        self.things.difference(&before.things).cloned().collect()
+    /// The resources that are not in an earlier snapshot.
+    pub fn added_since(&self, before: &HostResources) -> Vec<(Kind, String)> {
+        self.resources
+            .difference(&before.resources)
+            .cloned()
+            .collect()
     }
 
-    /// Waits until nothing is left that was not there before. The kernel removes namespaces a moment after their last
-    /// process; what is still there at the end of the patience is returned. Labs that run beside come and go as they
-    /// like: what is theirs does not count.
-    pub fn settle(before: &Remains, beside: &[&Lab], patience: Duration) -> Vec<(Kind, String)> {
-        let deadline = Instant::now() + patience;
+    /// Waits until every resource that is not in `before` is gone, and returns those that still exist after the timeout.
+    /// The kernel removes a namespace shortly after its last process has exited. Resources of `other_labs` are ignored.
+    pub fn wait_for_cleanup(
+        before: &HostResources,
+        other_labs: &[&Lab],
+        timeout: Duration,
+    ) -> Vec<(Kind, String)> {
+        let deadline = Instant::now() + timeout;
         loop {
-            let mut left = Remains::now().since(before);
-            left.retain(|(_, thing)| !beside.iter().any(|lab| belongs_to(thing, lab)));
+            let mut left = HostResources::snapshot().added_since(before);
+            left.retain(|(_, resource)| !other_labs.iter().any(|lab| belongs_to(resource, lab)));
             if left.is_empty() || Instant::now() > deadline {
                 return left;
             }
@@ -98,9 +104,9 @@ impl Remains {
         }
     }
 
-    /// How many things there are of a kind.
+    /// The number of resources of a kind.
     pub fn count(&self, kind: Kind) -> usize {
-        self.things
+        self.resources
             .iter()
             .filter(|(other, _)| *other == kind)
             .count()
@@ -120,25 +126,25 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Everything of a lab carries the name of its network or of its folder.
-fn belongs_to(thing: &str, lab: &Lab) -> bool {
+/// Whether a resource has the name of the lab's network or folder, which all resources of a lab have.
+fn belongs_to(resource: &str, lab: &Lab) -> bool {
     let device = lab.network().device();
     let separators = |character: char| !character.is_ascii_alphanumeric() && character != '-';
-    thing
+    resource
         .split(separators)
         .any(|word| word == device || word == lab.name())
 }
 
-fn is_marked(kind: Kind, line: &str) -> bool {
-    MARKS
+fn has_marker(kind: Kind, line: &str) -> bool {
+    MARKERS
         .iter()
         .filter(|(other, _)| *other == kind)
-        .any(|(_, marks)| marks.iter().any(|mark| line.contains(mark)))
+        .any(|(_, markers)| markers.iter().any(|marker| line.contains(marker)))
 }
 
-/// Every process of a node is in the lab's control group, and the keeper has its role on its command line. A
-/// namespace that no process is in could only be held by a mount, which is another kind.
-fn processes_and_namespaces(things: &mut BTreeSet<(Kind, String)>) {
+/// Every process of a node is in the lab's control group, and the daemon has its role on its command line. A namespace
+/// without processes could only be kept alive by a mount, which is another kind.
+fn processes_and_namespaces(resources: &mut BTreeSet<(Kind, String)>) {
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else {
             continue;
@@ -151,13 +157,13 @@ fn processes_and_namespaces(things: &mut BTreeSet<(Kind, String)>) {
             None if line.contains(MARKER) => line,
             None => continue,
         };
-        things.insert((
+        resources.insert((
             Kind::Process,
             format!("{pid} {} of {}", read("comm").trim(), owner.trim()),
         ));
         for kind in ["pid", "mnt", "net", "uts", "ipc"] {
             if let Ok(link) = fs::read_link(entry.path().join("ns").join(kind)) {
-                things.insert((
+                resources.insert((
                     Kind::Namespace,
                     format!("{} of {}", link.display(), owner.trim()),
                 ));
@@ -175,7 +181,7 @@ fn control_groups(folder: &Path, found: &mut Vec<String>) {
     }
 }
 
-/// `ip -brief link` without the states, which change by themselves.
+/// The device names of `ip -brief link`, without the link states, which change by themselves.
 fn first_words(text: &str) -> String {
     text.lines()
         .filter_map(|line| line.split_whitespace().next())
@@ -188,20 +194,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_difference_is_what_came() {
-        let thing = |name: &str| (Kind::Device, name.to_owned());
-        let before = Remains {
-            things: [thing("lo"), thing("eth0")].into(),
+    fn the_difference_is_what_was_added() {
+        let device = |name: &str| (Kind::Device, name.to_owned());
+        let before = HostResources {
+            resources: [device("lo"), device("eth0")].into(),
         };
-        let after = Remains {
-            things: [thing("lo"), thing("standin0")].into(),
+        let after = HostResources {
+            resources: [device("lo"), device("standin0")].into(),
         };
-        assert_eq!(after.since(&before), [thing("standin0")]);
+        assert_eq!(after.added_since(&before), [device("standin0")]);
         assert_eq!(after.count(Kind::Device), 2);
     }
 
     #[test]
-    fn only_what_labs_make_is_counted() {
+    fn only_resources_of_labs_are_counted() {
         for (kind, line, expected) in [
             (Kind::Device, "standin0@if2", true),
             (Kind::Device, "docker0", false),
@@ -220,7 +226,7 @@ mod tests {
             ),
             (Kind::Mount, "proc /proc proc rw 0 0", false),
         ] {
-            assert_eq!(is_marked(kind, line), expected, "{line}");
+            assert_eq!(has_marker(kind, line), expected, "{line}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is missing on a machine, decided from facts that are gathered once.
+//! Problems of the host, derived from facts that are collected once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,63 +13,65 @@ use crate::command::run;
 use crate::paths::Paths;
 use crate::plan::{ClusterPlan, LabRequest};
 
-/// Ubuntu 22.04's. Older ones lack what sessions need (nftables tables with an owner, seccomp descriptors).
-const OLDEST_KERNEL: (u32, u32) = (5, 15);
-const OLDEST_GO: (u32, u32) = (1, 24);
+/// The kernel of Ubuntu 22.04. Older kernels lack features that sessions need (nftables tables with an owner, seccomp
+/// notification descriptors).
+const MIN_KERNEL: (u32, u32) = (5, 15);
+const MIN_GO: (u32, u32) = (1, 24);
 const DISK_TO_BUILD: u64 = 8 << 30;
 const DISK_TO_RUN: u64 = 2 << 30;
 const MEMORY_PER_CLUSTER: u64 = 700 << 20;
 const MEMORY_PER_NODE: u64 = 150 << 20;
-/// Instances of inotify: by these, programs of Kubernetes notice that a file has changed. One that gets none ends. These are
-/// those of the control plane and of a node's own programs. What runs in pods may want more, or none.
+/// Inotify instances, which Kubernetes uses to watch files. A component that cannot create one exits. These numbers cover the
+/// control plane and a node's own components, not what runs in pods.
 const INOTIFY_PER_CLUSTER: u64 = 10;
 const INOTIFY_PER_NODE: u64 = 8;
 
-/// One thing that is missing, and what to do about it.
+/// One problem, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub what: String,
     pub remedy: String,
 }
 
-/// What was found on the machine.
+/// The state of the host as far as the lab depends on it.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct HostFacts {
     pub root: bool,
     pub kernel: String,
-    pub groups_known: bool,
+    /// Whether control groups are mounted in a supported layout.
+    pub has_cgroups: bool,
     pub tun_device: bool,
-    /// The output of `go version`, if there is a Go.
+    /// The output of `go version`, if Go is installed.
     pub go: Option<String>,
-    /// Whether Go's modules can be had, when they are needed. What Go said, when not.
+    /// Whether Go can fetch the modules, if they are needed; otherwise its error output.
     pub modules: Result<(), String>,
-    /// Whether the programs of the lab must still be built.
+    /// Whether the lab's programs are not built yet.
     pub must_build: bool,
     pub disk_free: u64,
     pub memory_free: u64,
-    /// Instances of inotify that root can still have, counted up to what is asked for. Others cannot know.
+    /// Inotify instances that root can still create, counted up to the demand. `None` when not running as root.
     pub inotify_free: Option<u64>,
     pub missing_packages: Vec<&'static str>,
     pub directory: PathBuf,
 }
 
-/// What is asked of the machine.
+/// The number of clusters and nodes that the host must have resources for.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Demand {
+pub struct ResourceDemand {
     pub clusters: u64,
     pub nodes: u64,
 }
 
-impl Demand {
-    /// What a lab needs beyond the clusters that it has already.
+impl ResourceDemand {
+    /// The clusters of a request that do not run yet.
     pub fn of(request: &LabRequest, running: &[&ClusterPlan]) -> Self {
         let missing = || {
             request
                 .clusters
                 .iter()
-                .filter(|asked| running.iter().all(|plan| plan.name != asked.name))
+                .filter(|requested| running.iter().all(|plan| plan.name != requested.name))
         };
-        Demand {
+        ResourceDemand {
             clusters: missing().count() as u64,
             nodes: missing().map(|cluster| cluster.nodes as u64).sum(),
         }
@@ -80,16 +82,16 @@ impl Demand {
     }
 }
 
-impl Facts {
-    pub fn gather(paths: &Paths, must_build: bool, demand: Demand) -> Self {
+impl HostFacts {
+    pub fn collect(paths: &Paths, must_build: bool, demand: ResourceDemand) -> Self {
         let root = nix::unistd::geteuid().is_root();
-        Facts {
+        HostFacts {
             root,
             kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
                 .unwrap_or_default()
                 .trim()
                 .to_owned(),
-            groups_known: Layout::detect().is_ok(),
+            has_cgroups: Layout::detect().is_ok(),
             tun_device: tun_device_exists(),
             go: run(Command::new("go").arg("version")).ok(),
             modules: if must_build {
@@ -110,13 +112,13 @@ impl Facts {
     }
 }
 
-/// Everything that keeps the lab from running, all at once, so that the user needs no second round.
-pub fn problems(facts: &Facts, demand: Demand) -> Vec<Problem> {
-    let mut list = foundations(facts);
+/// All problems that prevent the lab from running, so that the user can fix them in one go.
+pub fn problems(facts: &HostFacts, demand: ResourceDemand) -> Vec<Problem> {
+    let mut list = system_problems(facts);
     if facts.must_build {
-        list.extend(building(facts));
+        list.extend(build_problem(facts));
     }
-    list.extend(resources(facts, demand));
+    list.extend(resource_problems(facts, demand));
     if !facts.missing_packages.is_empty() {
         list.push(problem(
             format!(
@@ -138,27 +140,27 @@ fn problem(what: impl Into<String>, remedy: &str) -> Problem {
 
 pub(super) fn needs_root() -> Problem {
     problem(
-        "the lab makes namespaces, devices and control groups, which needs root",
+        "the lab creates namespaces, devices and control groups, which needs root",
         "run the command as root, or install sudo and allow this user to use it",
     )
 }
 
-/// Rights and the kernel.
-fn foundations(facts: &Facts) -> Vec<Problem> {
+/// Privileges and the kernel.
+fn system_problems(facts: &HostFacts) -> Vec<Problem> {
     let mut list = Vec::new();
     if !facts.root {
         list.push(needs_root());
     }
-    if version_of(&facts.kernel).is_some_and(|version| version < OLDEST_KERNEL) {
+    if version_of(&facts.kernel).is_some_and(|version| version < MIN_KERNEL) {
         list.push(problem(
             format!(
                 "Linux {} is older than {}.{}",
-                facts.kernel, OLDEST_KERNEL.0, OLDEST_KERNEL.1
+                facts.kernel, MIN_KERNEL.0, MIN_KERNEL.1
             ),
             "use a newer kernel: Debian 12 and Ubuntu 22.04 have one",
         ));
     }
-    if !facts.groups_known {
+    if !facts.has_cgroups {
         list.push(problem(
             "no control groups are mounted below /sys/fs/cgroup",
             "use a machine with systemd, or mount them: `mount -t cgroup2 none /sys/fs/cgroup`",
@@ -173,28 +175,27 @@ fn foundations(facts: &Facts) -> Vec<Problem> {
     list
 }
 
-/// What it takes to build Kubernetes.
-fn building(facts: &Facts) -> Option<Problem> {
+/// Whether Kubernetes can be built.
+fn build_problem(facts: &HostFacts) -> Option<Problem> {
     let Some(go) = &facts.go else {
         return Some(problem(
             "Go is not installed; Kubernetes is built with it, once",
             "install Go 1.24 or newer and put `go` on the PATH",
         ));
     };
-    if version_of(go.trim_start_matches("go version go")).is_some_and(|version| version < OLDEST_GO)
-    {
+    if version_of(go.trim_start_matches("go version go")).is_some_and(|version| version < MIN_GO) {
         let what = format!("{} is too old to build Kubernetes", go.trim());
         return Some(problem(what, "install Go 1.24 or newer"));
     }
-    let said = facts.modules.as_ref().err()?;
+    let output = facts.modules.as_ref().err()?;
     Some(problem(
-        format!("Go cannot fetch the modules of Kubernetes: {said}"),
+        format!("Go cannot fetch the modules of Kubernetes: {output}"),
         "check the network and `go env GOPROXY`; behind a proxy set HTTPS_PROXY",
     ))
 }
 
-/// Disk, memory and what the kernel counts.
-fn resources(facts: &Facts, demand: Demand) -> Vec<Problem> {
+/// Disk, memory and kernel limits.
+fn resource_problems(facts: &HostFacts, demand: ResourceDemand) -> Vec<Problem> {
     let mut list = Vec::new();
     let disk_needed = if facts.must_build {
         DISK_TO_BUILD
@@ -231,7 +232,7 @@ fn resources(facts: &Facts, demand: Demand) -> Vec<Problem> {
     {
         list.push(problem(
             format!(
-                "root can have {free} more instances of inotify, {} cluster(s) with {} node(s) need {}",
+                "root can create {free} more inotify instances, {} cluster(s) with {} node(s) need {}",
                 demand.clusters,
                 demand.nodes,
                 demand.inotify()
@@ -244,7 +245,7 @@ fn resources(facts: &Facts, demand: Demand) -> Vec<Problem> {
 
 fn tun_device_exists() -> bool {
     let device = Path::new("/dev/net/tun");
-    // Loading a module changes nothing that anyone could miss afterwards.
+    // Loading the module has no other effect on the host.
     device.exists() || (run(Command::new("modprobe").arg("tun")).is_ok() && device.exists())
 }
 
@@ -261,10 +262,10 @@ fn disk_free(directory: &Path) -> u64 {
     })
 }
 
-/// Counts by making them, and gives them back at once: there is no number to read.
-fn inotify_free(most: u64) -> u64 {
-    let made = (0..most).map_while(|_| inotify::init(CreateFlags::CLOEXEC).ok());
-    made.collect::<Vec<_>>().len() as u64
+/// Counts the instances by creating and closing them: the kernel does not report the number.
+fn inotify_free(max: u64) -> u64 {
+    let created = (0..max).map_while(|_| inotify::init(CreateFlags::CLOEXEC).ok());
+    created.collect::<Vec<_>>().len() as u64
 }
 
 /// Reads the text of `/proc/meminfo`.
@@ -295,11 +296,11 @@ fn size(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    fn good() -> Facts {
-        Facts {
+    fn good() -> HostFacts {
+        HostFacts {
             root: true,
             kernel: "6.1.0-13-amd64".to_owned(),
-            groups_known: true,
+            has_cgroups: true,
             tun_device: true,
             go: Some("go version go1.24.1 linux/amd64".to_owned()),
             modules: Ok(()),
@@ -312,12 +313,12 @@ mod tests {
         }
     }
 
-    fn check(change: impl FnOnce(&mut Facts), expected: &[&str]) {
+    fn check(change: impl FnOnce(&mut HostFacts), expected: &[&str]) {
         let mut facts = good();
         change(&mut facts);
         let found: Vec<String> = problems(
             &facts,
-            Demand {
+            ResourceDemand {
                 clusters: 2,
                 nodes: 3,
             },
@@ -327,12 +328,12 @@ mod tests {
         .collect();
         assert_eq!(found.len(), expected.len(), "{found:?}");
         for (what, part) in found.iter().zip(expected) {
-            assert!(what.contains(part), "{what} does not say {part}");
+            assert!(what.contains(part), "{what} does not contain {part}");
         }
     }
 
     #[test]
-    fn each_lack_is_named() {
+    fn each_problem_is_reported() {
         check(|_| {}, &[]);
         check(|facts| facts.root = false, &["needs root"]);
         check(
@@ -340,7 +341,7 @@ mod tests {
             &["older than 5.15"],
         );
         check(|facts| facts.kernel = "10.0.1".to_owned(), &[]);
-        check(|facts| facts.groups_known = false, &["no control groups"]);
+        check(|facts| facts.has_cgroups = false, &["no control groups"]);
         check(|facts| facts.tun_device = false, &["/dev/net/tun"]);
         check(|facts| facts.go = None, &["Go is not installed"]);
         check(
@@ -372,7 +373,7 @@ mod tests {
         );
         check(
             |facts| facts.inotify_free = Some(20),
-            &["20 more instances of inotify, 2 cluster(s) with 3 node(s) need"],
+            &["20 more inotify instances, 2 cluster(s) with 3 node(s) need"],
         );
         check(|facts| facts.inotify_free = None, &[]);
         check(
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn all_lacks_are_named_at_once() {
+    fn all_problems_are_reported_at_once() {
         check(
             |facts| {
                 facts.root = false;
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_read_from_the_kernel() {
+    fn kernel_files_are_parsed() {
         assert_eq!(
             memory_free("MemTotal: 10 kB\nMemAvailable:   2048 kB\n"),
             2 << 20

@@ -1,16 +1,16 @@
-//! What the lab needs of a machine, checked before anything is changed.
+//! Checks that the host can run the lab, before anything is changed.
 
 mod problems;
 
 use std::env;
 use std::path::{Path, PathBuf};
 
-pub use self::problems::{Demand, Facts, Problem, problems};
+pub use self::problems::{HostFacts, Problem, ResourceDemand, problems};
 use crate::binaries::Binaries;
 use crate::error::{Error, Result};
 use crate::paths::Paths;
 
-/// A program that is needed, and the Debian package that brings it.
+/// A required program, and the Debian package that contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requirement {
     /// The program's name, or the path of a file.
@@ -19,7 +19,7 @@ pub struct Requirement {
     pub purpose: &'static str,
 }
 
-/// What clusters are made of, apart from what is built from source.
+/// The programs that clusters need, except those that are built from source.
 pub const REQUIREMENTS: [Requirement; 9] = [
     Requirement {
         program: "containerd",
@@ -49,7 +49,7 @@ pub const REQUIREMENTS: [Requirement; 9] = [
     Requirement {
         program: "conntrack",
         package: "conntrack",
-        purpose: "forgets connections of Services that changed",
+        purpose: "drops connection tracking of Services that changed",
     },
     Requirement {
         program: "ip",
@@ -64,11 +64,11 @@ pub const REQUIREMENTS: [Requirement; 9] = [
     Requirement {
         program: "pkill",
         package: "procps",
-        purpose: "stories in which programs are killed",
+        purpose: "tests that kill processes",
     },
 ];
 
-/// Where the plugins for pod networks may be: below `/usr`, which nodes share with the machine.
+/// Where the CNI plugins may be: below `/usr`, which nodes share with the host.
 const NETWORK_PLUGINS: [&str; 2] = ["/usr/lib/cni/ptp", "/usr/libexec/cni/ptp"];
 
 /// Fails when the caller is not root, before anything else is tried.
@@ -76,33 +76,33 @@ pub(crate) fn check_root() -> Result<()> {
     if nix::unistd::geteuid().is_root() {
         Ok(())
     } else {
-        refuse(vec![problems::needs_root()])
+        fail_on(vec![problems::needs_root()])
     }
 }
 
-/// Fails with everything that keeps the lab from running here, before anything is changed.
-pub fn check(paths: &Paths, demand: Demand) -> Result<()> {
-    let facts = Facts::gather(paths, Binaries::find(paths).is_none(), demand);
-    refuse(problems(&facts, demand))
+/// Fails with all problems that prevent the lab from running here.
+pub fn check(paths: &Paths, demand: ResourceDemand) -> Result<()> {
+    let facts = HostFacts::collect(paths, Binaries::find(paths).is_none(), demand);
+    fail_on(problems(&facts, demand))
 }
 
-/// Like [`check`], before packages are installed and root's rights are asked for: both are about to come.
-pub fn check_before_preparing(paths: &Paths, demand: Demand) -> Result<()> {
-    let mut facts = Facts::gather(paths, Binaries::find(paths).is_none(), demand);
+/// Like [`check`], without root privileges and missing packages: the caller obtains both afterwards.
+pub fn check_before_preparing(paths: &Paths, demand: ResourceDemand) -> Result<()> {
+    let mut facts = HostFacts::collect(paths, Binaries::find(paths).is_none(), demand);
     facts.root = true;
     facts.missing_packages.clear();
-    refuse(problems(&facts, demand))
+    fail_on(problems(&facts, demand))
 }
 
-fn refuse(problems: Vec<Problem>) -> Result<()> {
+fn fail_on(problems: Vec<Problem>) -> Result<()> {
     if problems.is_empty() {
         Ok(())
     } else {
-        Err(Error::Surroundings(problems))
+        Err(Error::UnsuitableHost(problems))
     }
 }
 
-/// The requirements that this machine does not meet. A program that came in another package is as good.
+/// The requirements that this machine does not meet. Which package a program came from does not matter.
 pub fn missing(requirements: &[Requirement]) -> Vec<Requirement> {
     requirements
         .iter()
@@ -118,7 +118,7 @@ fn is_met(requirement: &Requirement) -> bool {
     find_program(requirement.program).is_some()
 }
 
-/// A program on the PATH or in the folders for administrators, which a user's PATH often lacks.
+/// Finds a program on the PATH or in the `sbin` folders, which a user's PATH often lacks.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var("PATH").unwrap_or_default();
     path.split(':')
@@ -127,7 +127,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
-/// The folder with the plugins for pod networks.
+/// The folder with the CNI plugins.
 pub(crate) fn network_plugins() -> Option<PathBuf> {
     let found = NETWORK_PLUGINS
         .iter()

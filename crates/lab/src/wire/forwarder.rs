@@ -1,4 +1,4 @@
-//! The thread that holds every TUN device and carries the packets between them.
+//! The thread that owns every TUN device and forwards the packets between them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind};
@@ -19,14 +19,14 @@ use rand::rngs::SmallRng;
 use super::WireError;
 use super::conditions::Conditions;
 use super::counters::{LinkCounters, LinkReport, PortReport, Tally, VanishedPort, WireReport};
-use super::link::{Dice, Link, Verdict};
+use super::link::{Link, RandomSample, Verdict};
 use super::packet::destination;
-use super::tun::{BUFFER_SIZE, HEADER_SIZE, Tun, means_gone};
+use super::tun::{BUFFER_SIZE, HEADER_SIZE, Tun, is_device_gone};
 
-/// How many packets of one port are taken before the others and the deadlines get their turn.
-const PACKETS_PER_TURN: usize = 32;
+/// How many packets of one port are read before the other ports and the packets that are due.
+const MAX_PACKETS_PER_TURN: usize = 32;
 
-/// What the owner of the wire asks of the carrier. Each answer is sent when the request is in force.
+/// A command from the owner of the wire. The response is sent when the command is in effect.
 #[derive(Debug)]
 pub(super) enum Command {
     Attach {
@@ -34,80 +34,80 @@ pub(super) enum Command {
         port: String,
         tun: Tun,
         addresses: Vec<IpAddr>,
-        answer: Sender<Result<(), WireError>>,
+        response: Sender<Result<(), WireError>>,
     },
     Detach {
         port: String,
-        /// The device, so that the carrier does not wait for its removal; none if it has vanished.
-        answer: Sender<Result<Option<Tun>, WireError>>,
+        /// The device, so that the forwarder does not wait for its removal; `None` if it has vanished.
+        response: Sender<Result<Option<Tun>, WireError>>,
     },
     Set {
         from: String,
         to: String,
         conditions: Conditions,
-        answer: Sender<Result<(), WireError>>,
+        response: Sender<Result<(), WireError>>,
     },
     Report {
-        answer: Sender<WireReport>,
+        response: Sender<WireReport>,
     },
     Stop,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct EndpointNumber(usize);
+struct EndpointId(usize);
 
-/// Never used twice, so a packet under way to a port that has gone cannot arrive at another.
+/// Never reused, so a packet in flight to a removed port cannot be delivered to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct PortNumber(u64);
+struct PortId(u64);
 
 #[derive(Debug)]
 struct Port {
     name: String,
-    endpoint: EndpointNumber,
+    endpoint: EndpointId,
     tun: Tun,
-    astray: Tally,
+    unroutable: Tally,
 }
 
-/// A packet under way, with the header of the device it came from.
+/// A packet in flight, with the header of the device that it came from.
 #[derive(Debug)]
-struct Parcel {
-    to: PortNumber,
+struct PendingPacket {
+    to: PortId,
     packet: Box<[u8]>,
 }
 
 #[derive(Debug, Default)]
 struct Path {
-    link: Link<Parcel>,
+    link: Link<PendingPacket>,
     counters: LinkCounters,
 }
 
-/// What woke the carrier up.
-struct Woken {
-    readable: Vec<PortNumber>,
-    vanished: Vec<PortNumber>,
+/// The ports that a poll reported.
+struct PollResult {
+    readable: Vec<PortId>,
+    vanished: Vec<PortId>,
 }
 
 #[derive(Debug)]
-pub(super) struct Carrier {
+pub(super) struct Forwarder {
     commands: Receiver<Command>,
     wake: Arc<EventFd>,
     endpoints: Vec<String>,
-    ports: BTreeMap<PortNumber, Port>,
-    next_port: PortNumber,
-    owners: HashMap<IpAddr, PortNumber>,
-    paths: BTreeMap<(EndpointNumber, EndpointNumber), Path>,
+    ports: BTreeMap<PortId, Port>,
+    next_port: PortId,
+    owners: HashMap<IpAddr, PortId>,
+    paths: BTreeMap<(EndpointId, EndpointId), Path>,
     vanished: Vec<VanishedPort>,
     random: SmallRng,
 }
 
-impl Carrier {
+impl Forwarder {
     pub(super) fn new(commands: Receiver<Command>, wake: Arc<EventFd>, random: SmallRng) -> Self {
         Self {
             commands,
             wake,
             endpoints: Vec::new(),
             ports: BTreeMap::new(),
-            next_port: PortNumber(0),
+            next_port: PortId(0),
             owners: HashMap::new(),
             paths: BTreeMap::new(),
             vanished: Vec::new(),
@@ -115,34 +115,35 @@ impl Carrier {
         }
     }
 
-    /// Carries until it is told to stop or the owner is gone.
+    /// Forwards packets until a stop command, or until the owner is gone.
     pub(super) fn run(mut self) {
-        // By default the kernel may wake a sleeper 50 µs late to save power, which a round trip of two links pays four times.
+        // By default the kernel may wake a thread 50 µs late to save power, which adds up four times in a round trip over two
+        // links.
         if let Err(errno) = prctl::set_timerslack(1) {
-            tracing::warn!(%errno, "the wire cannot ask for exact timers; delays may be some 50 µs long");
+            tracing::warn!(%errno, "timer slack not set, delays may be 50 µs too long");
         }
         let mut buffer = vec![0; BUFFER_SIZE];
-        while self.obey_commands() {
-            self.release_what_is_due();
-            let woken = match self.wait() {
-                Ok(woken) => woken,
+        while self.process_commands() {
+            self.deliver_due();
+            let polled_ports = match self.wait() {
+                Ok(polled_ports) => polled_ports,
                 Err(Errno::EINTR) => continue,
                 Err(errno) => {
-                    tracing::error!(%errno, "the wire cannot wait for packets and stops");
+                    tracing::error!(%errno, "poll failed, wire stopped");
                     return;
                 }
             };
-            for port in woken.readable {
-                self.take_packets(port, &mut buffer);
+            for port in polled_ports.readable {
+                self.read_packets(port, &mut buffer);
             }
-            for port in woken.vanished {
-                self.let_go(port, "its device is gone");
+            for port in polled_ports.vanished {
+                self.remove_lost_port(port, "its device is gone");
             }
         }
     }
 
     /// Sleeps until there is a packet, a deadline or a command.
-    fn wait(&self) -> nix::Result<Woken> {
+    fn wait(&self) -> nix::Result<PollResult> {
         let mut polled = Vec::with_capacity(self.ports.len() + 1);
         polled.push(PollFd::new(self.wake.as_fd(), PollFlags::POLLIN));
         for port in self.ports.values() {
@@ -158,39 +159,39 @@ impl Carrier {
             .iter()
             .map(|polled| polled.revents().unwrap_or(PollFlags::empty()));
         if events.next().is_some_and(|event| !event.is_empty()) {
-            // Reading resets it; there is nothing to know beyond that there may be commands.
+            // Reading resets it. Its value does not matter.
             self.wake.read()?;
         }
-        let mut woken = Woken {
+        let mut polled_ports = PollResult {
             readable: Vec::new(),
             vanished: Vec::new(),
         };
         for (number, event) in self.ports.keys().zip(events) {
             if event.intersects(PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL) {
-                woken.vanished.push(*number);
+                polled_ports.vanished.push(*number);
             } else if event.contains(PollFlags::POLLIN) {
-                woken.readable.push(*number);
+                polled_ports.readable.push(*number);
             }
         }
-        Ok(woken)
+        Ok(polled_ports)
     }
 
-    fn take_packets(&mut self, number: PortNumber, buffer: &mut [u8]) {
-        for _ in 0..PACKETS_PER_TURN {
+    fn read_packets(&mut self, number: PortId, buffer: &mut [u8]) {
+        for _ in 0..MAX_PACKETS_PER_TURN {
             let Some(port) = self.ports.get(&number) else {
                 return;
             };
             match port.tun.receive(buffer) {
-                Ok(length) => self.carry(number, &buffer[..length]),
+                Ok(length) => self.forward(number, &buffer[..length]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return self.let_go(number, &error.to_string()),
+                Err(error) => return self.remove_lost_port(number, &error.to_string()),
             }
         }
     }
 
-    /// Decides about a packet that came from a port, and delivers it if it is due at once.
-    fn carry(&mut self, from: PortNumber, packet: &[u8]) {
+    /// Delivers, queues or drops a packet from a port.
+    fn forward(&mut self, from: PortId, packet: &[u8]) {
         let Some(sender) = self.ports.get_mut(&from) else {
             return;
         };
@@ -199,7 +200,7 @@ impl Carrier {
         let owner = destination(content).and_then(|address| self.owners.get(&address));
         let sender_endpoint = sender.endpoint;
         let Some(&to) = owner else {
-            return sender.astray.add(size);
+            return sender.unroutable.add(size);
         };
         let Some(receiver) = self.ports.get(&to) else {
             return;
@@ -208,51 +209,51 @@ impl Carrier {
             .paths
             .entry((sender_endpoint, receiver.endpoint))
             .or_default();
-        let dice = Dice {
+        let sample = RandomSample {
             loss: self.random.random(),
             jitter: self.random.random(),
         };
-        match path.link.admit(size, Instant::now(), dice) {
+        match path.link.admit(size, Instant::now(), sample) {
             Verdict::Deliver => {
-                if let Err(vanished) = hand_over(receiver, packet, &mut path.counters) {
-                    self.let_go(to, &vanished.to_string());
+                if let Err(vanished) = deliver(receiver, packet, &mut path.counters) {
+                    self.remove_lost_port(to, &vanished.to_string());
                 }
             }
-            Verdict::Hold { until } => {
+            Verdict::Queue { until } => {
                 let packet = packet.into();
-                path.link.hold(until, size, Parcel { to, packet });
+                path.link.enqueue(until, size, PendingPacket { to, packet });
             }
             Verdict::Drop(reason) => path.counters.count_drop(reason, size),
         }
     }
 
-    fn release_what_is_due(&mut self) {
+    fn deliver_due(&mut self) {
         let mut vanished = Vec::new();
         let now = Instant::now();
         for path in self.paths.values_mut() {
-            while let Some(parcel) = path.link.release(now) {
-                let Some(receiver) = self.ports.get(&parcel.to) else {
-                    let size = parcel.packet.len().saturating_sub(HEADER_SIZE);
+            while let Some(pending) = path.link.release(now) {
+                let Some(receiver) = self.ports.get(&pending.to) else {
+                    let size = pending.packet.len().saturating_sub(HEADER_SIZE);
                     path.counters.undeliverable.add(size);
                     continue;
                 };
-                if let Err(error) = hand_over(receiver, &parcel.packet, &mut path.counters) {
-                    vanished.push((parcel.to, error));
+                if let Err(error) = deliver(receiver, &pending.packet, &mut path.counters) {
+                    vanished.push((pending.to, error));
                 }
             }
         }
         for (number, error) in vanished {
-            self.let_go(number, &error.to_string());
+            self.remove_lost_port(number, &error.to_string());
         }
     }
 
-    /// Forgets a port that went away by itself.
-    fn let_go(&mut self, number: PortNumber, reason: &str) {
+    /// Removes a port whose device has disappeared.
+    fn remove_lost_port(&mut self, number: PortId, reason: &str) {
         let Some(port) = self.remove(number) else {
             return;
         };
         let endpoint = self.endpoint_name(port.endpoint);
-        tracing::warn!(endpoint, port = port.name, reason, "the wire lost a port");
+        tracing::warn!(endpoint, port = port.name, reason, "port lost");
         self.vanished.push(VanishedPort {
             endpoint,
             port: port.name,
@@ -260,38 +261,38 @@ impl Carrier {
         });
     }
 
-    fn remove(&mut self, number: PortNumber) -> Option<Port> {
+    fn remove(&mut self, number: PortId) -> Option<Port> {
         self.owners.retain(|_, owner| *owner != number);
         self.ports.remove(&number)
     }
 
-    /// Does what was asked, and returns whether to go on.
-    fn obey_commands(&mut self) -> bool {
+    /// Executes all pending commands, and returns whether to continue.
+    fn process_commands(&mut self) -> bool {
         loop {
-            // An owner that did not wait for the answer does not need it, so a failure to send one is no failure.
+            // Sending fails if the owner no longer waits for the response, which is no error.
             match self.commands.try_recv() {
                 Ok(Command::Attach {
                     endpoint,
                     port,
                     tun,
                     addresses,
-                    answer,
+                    response,
                 }) => {
-                    let _ = answer.send(self.attach(&endpoint, port, tun, &addresses));
+                    let _ = response.send(self.attach(&endpoint, port, tun, &addresses));
                 }
-                Ok(Command::Detach { port, answer }) => {
-                    let _ = answer.send(self.detach(&port));
+                Ok(Command::Detach { port, response }) => {
+                    let _ = response.send(self.detach(&port));
                 }
                 Ok(Command::Set {
                     from,
                     to,
                     conditions,
-                    answer,
+                    response,
                 }) => {
-                    let _ = answer.send(self.set(&from, &to, conditions));
+                    let _ = response.send(self.set(&from, &to, conditions));
                 }
-                Ok(Command::Report { answer }) => {
-                    let _ = answer.send(self.report());
+                Ok(Command::Report { response }) => {
+                    let _ = response.send(self.report());
                 }
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
@@ -321,8 +322,8 @@ impl Carrier {
                 });
             }
         }
-        let endpoint = self.endpoint_number(endpoint);
-        tun.set_bundles(self.may_send_bundles(endpoint))?;
+        let endpoint = self.endpoint_id(endpoint);
+        tun.set_segmentation_offload(self.allows_segmentation_offload(endpoint))?;
         self.vanished.retain(|vanished| vanished.port != name);
         let number = self.next_port;
         self.next_port.0 += 1;
@@ -332,7 +333,7 @@ impl Carrier {
             name,
             endpoint,
             tun,
-            astray: Tally::default(),
+            unroutable: Tally::default(),
         };
         self.ports.insert(number, port);
         Ok(())
@@ -343,7 +344,7 @@ impl Carrier {
         if let Some((&number, _)) = attached {
             return Ok(self.remove(number).map(|port| port.tun));
         }
-        // The namespace of a port may end between the decision to detach it and the request.
+        // The namespace of a port may end before the command to detach it is processed.
         let before = self.vanished.len();
         self.vanished.retain(|vanished| vanished.port != name);
         if self.vanished.len() == before {
@@ -353,25 +354,25 @@ impl Carrier {
     }
 
     fn set(&mut self, from: &str, to: &str, conditions: Conditions) -> Result<(), WireError> {
-        let from = self.endpoint_number(from);
-        let to = self.endpoint_number(to);
+        let from = self.endpoint_id(from);
+        let to = self.endpoint_id(to);
         let path = self.paths.entry((from, to)).or_default();
-        let destroyed = path.link.change(conditions, Instant::now());
-        path.counters.cut.merge(destroyed);
-        let bundles = self.may_send_bundles(from);
+        let dropped = path.link.set_conditions(conditions, Instant::now());
+        path.counters.cut.merge(dropped);
+        let segmentation_offload = self.allows_segmentation_offload(from);
         let senders = self.ports.values_mut().filter(|port| port.endpoint == from);
         for sender in senders {
-            match sender.tun.set_bundles(bundles) {
-                // The next wait finds that it is gone.
-                Err(WireError::Device { source, .. }) if means_gone(&source) => {}
+            match sender.tun.set_segmentation_offload(segmentation_offload) {
+                // The next poll reports that the device is gone.
+                Err(WireError::Device { source, .. }) if is_device_gone(&source) => {}
                 other => other?,
             }
         }
         Ok(())
     }
 
-    /// Whether no path from this endpoint has a fault that must see single packets. A device has one setting for all of its paths.
-    fn may_send_bundles(&self, endpoint: EndpointNumber) -> bool {
+    /// Whether no path from this endpoint has a fault that needs single packets. A device has one setting for all of its paths.
+    fn allows_segmentation_offload(&self, endpoint: EndpointId) -> bool {
         let mut paths = self.paths.iter().filter(|((from, _), _)| *from == endpoint);
         !paths.any(|(_, path)| path.link.conditions().needs_single_packets())
     }
@@ -387,7 +388,7 @@ impl Carrier {
             endpoint: self.endpoint_name(port.endpoint),
             port: port.name.clone(),
             device: port.tun.device().to_owned(),
-            astray: port.astray,
+            unroutable: port.unroutable,
         });
         WireReport {
             links: links.collect(),
@@ -396,27 +397,27 @@ impl Carrier {
         }
     }
 
-    fn endpoint_number(&mut self, name: &str) -> EndpointNumber {
-        let known = self.endpoints.iter().position(|known| known == name);
-        EndpointNumber(known.unwrap_or_else(|| {
+    fn endpoint_id(&mut self, name: &str) -> EndpointId {
+        let existing = self.endpoints.iter().position(|endpoint| endpoint == name);
+        EndpointId(existing.unwrap_or_else(|| {
             self.endpoints.push(name.to_owned());
             self.endpoints.len() - 1
         }))
     }
 
-    fn endpoint_name(&self, number: EndpointNumber) -> String {
+    fn endpoint_name(&self, number: EndpointId) -> String {
         self.endpoints.get(number.0).cloned().unwrap_or_default()
     }
 }
 
-/// Writes a packet to its receiver and counts how that went. The error is that of a device which is gone.
-fn hand_over(receiver: &Port, packet: &[u8], counters: &mut LinkCounters) -> io::Result<()> {
+/// Writes a packet to its receiver and updates the counters. Fails only if the device is gone.
+fn deliver(receiver: &Port, packet: &[u8], counters: &mut LinkCounters) -> io::Result<()> {
     let size = packet.len().saturating_sub(HEADER_SIZE);
     match receiver.tun.deliver(packet) {
-        Ok(()) => counters.carried.add(size),
+        Ok(()) => counters.forwarded.add(size),
         Err(error) => {
             counters.undeliverable.add(size);
-            if means_gone(&error) {
+            if is_device_gone(&error) {
                 return Err(error);
             }
         }

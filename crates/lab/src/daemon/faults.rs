@@ -1,7 +1,7 @@
 //! Faults between the clusters and the developer's machine.
 //!
-//! Without faults packets take the bridge. A fault between two endpoints puts a route to each other's addresses
-//! through the wire into their namespaces; healing it takes the routes away. Connections survive both.
+//! Without faults packets take the bridge. A fault between two endpoints adds routes through the wire to each other's
+//! addresses in their namespaces; healing it removes the routes. Connections survive both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use serde::{Deserialize, Serialize};
 
 use super::nodes::{Nodes, RunningNode};
-use super::switch::{Switch, in_namespace, ip};
+use super::switch::{Switch, ip, nsenter};
 use crate::command::run_with_input;
 use crate::error::{Error, Result};
 use crate::plan::HOST;
@@ -18,10 +18,10 @@ use crate::wire::{Conditions, LinkCounters, Wire};
 
 /// The wire's device in a node.
 const NODE_DEVICE: &str = "wire0";
-/// The table of the rules that keep others from dialling a node.
+/// The nftables table with the rules that block connections to a node.
 const TABLE: &str = "standin_lab";
 
-/// What is wrong from one endpoint to another, and what the wire has seen.
+/// The faults from one endpoint to another, and the wire's counters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkStatus {
     pub from: String,
@@ -36,9 +36,10 @@ type Direction = (String, String);
 
 #[derive(Default)]
 pub(super) struct Faults {
-    /// Only imperfect ones.
+    /// Only directions with a fault.
     conditions: BTreeMap<Direction, Conditions>,
-    undialable: BTreeSet<Direction>,
+    /// Directions in which no connections may be opened.
+    dial_blocked: BTreeSet<Direction>,
     /// Present while any condition is set.
     wire: Option<Wire>,
     /// The ports that the wire has now.
@@ -57,11 +58,11 @@ impl Faults {
         check_pair(nodes, from, to)?;
         let direction = (from.to_owned(), to.to_owned());
         let before = self.conditions.get(&direction).cloned().unwrap_or_default();
-        self.remember(&direction, conditions.clone());
+        self.store(&direction, conditions.clone());
         let applied = self.apply(switch, nodes, &direction, conditions);
         if applied.is_err() {
-            // What is not in force must not be shown as if it were.
-            self.remember(&direction, before);
+            // The status must not show conditions that are not in effect.
+            self.store(&direction, before);
         }
         if self.conditions.is_empty() {
             self.drop_wire();
@@ -69,7 +70,7 @@ impl Faults {
         applied
     }
 
-    fn remember(&mut self, direction: &Direction, conditions: Conditions) {
+    fn store(&mut self, direction: &Direction, conditions: Conditions) {
         if conditions.is_perfect() {
             self.conditions.remove(direction);
         } else {
@@ -102,39 +103,39 @@ impl Faults {
         check_pair(nodes, from, to)?;
         if to == HOST {
             return Err(Error::Refused(
-                "only a cluster can be kept from being dialled: the lab changes no firewall rule of this machine"
+                "connections can be blocked only towards a cluster: the lab changes no firewall rule of this machine"
                     .to_owned(),
             ));
         }
         let direction = (from.to_owned(), to.to_owned());
         if allowed {
-            self.undialable.remove(&direction);
+            self.dial_blocked.remove(&direction);
         } else {
-            self.undialable.insert(direction);
+            self.dial_blocked.insert(direction);
         }
-        self.guard(switch, nodes, to)
+        self.apply_dial_rules(switch, nodes, to)
     }
 
-    /// Makes everything perfect, as far as it goes: one link that cannot be healed does not keep the others.
+    /// Removes all faults. A link that cannot be healed does not prevent the others from being healed.
     pub(super) fn heal(&mut self, switch: &Switch, nodes: &Nodes) -> Result<()> {
         let broken: Vec<Direction> = std::mem::take(&mut self.conditions).into_keys().collect();
-        let guarded: BTreeSet<String> = std::mem::take(&mut self.undialable)
+        let blocked: BTreeSet<String> = std::mem::take(&mut self.dial_blocked)
             .into_iter()
             .map(|(_, to)| to)
             .collect();
         let routed = broken
             .iter()
             .map(|(from, to)| self.route(switch, nodes, from, to));
-        let unguarded = guarded
+        let unblocked = blocked
             .iter()
-            .map(|cluster| self.guard(switch, nodes, cluster));
-        let healed = routed.chain(unguarded).fold(Ok(()), Result::and);
+            .map(|cluster| self.apply_dial_rules(switch, nodes, cluster));
+        let healed = routed.chain(unblocked).fold(Ok(()), Result::and);
         self.drop_wire();
         healed
     }
 
-    /// A node that has just started shares the faults of its cluster. Its namespace is new, so whatever it had of the
-    /// wire and of the rules is gone.
+    /// Applies the faults of a cluster to one of its nodes that has just started. Its namespace is new, so it has neither
+    /// the wire's device nor the nftables rules.
     pub(super) fn apply_to_new_node(
         &mut self,
         switch: &Switch,
@@ -153,7 +154,7 @@ impl Faults {
             self.connect_wire(switch, nodes, &from, &to)?;
             self.route(switch, nodes, &from, &to)?;
         }
-        self.guard(switch, nodes, cluster)
+        self.apply_dial_rules(switch, nodes, cluster)
     }
 
     pub(super) fn drop_wire(&mut self) {
@@ -162,33 +163,34 @@ impl Faults {
     }
 
     pub(super) fn status(&self) -> Vec<LinkStatus> {
-        let seen = self
+        let links = self
             .wire
             .as_ref()
             .and_then(|wire| wire.report().ok())
             .map(|report| report.links)
             .unwrap_or_default();
         let counters = |(from, to): &Direction| {
-            seen.iter()
+            links
+                .iter()
                 .find(|link| link.from == *from && link.to == *to)
                 .map(|link| link.counters)
                 .unwrap_or_default()
         };
         let directions: BTreeSet<&Direction> =
-            self.conditions.keys().chain(&self.undialable).collect();
+            self.conditions.keys().chain(&self.dial_blocked).collect();
         directions
             .into_iter()
             .map(|direction| LinkStatus {
                 from: direction.0.clone(),
                 to: direction.1.clone(),
                 conditions: self.conditions.get(direction).cloned().unwrap_or_default(),
-                dialling: !self.undialable.contains(direction),
+                dialling: !self.dial_blocked.contains(direction),
                 counters: counters(direction),
             })
             .collect()
     }
 
-    /// Makes sure that the wire reaches every node of both endpoints.
+    /// Attaches every node of both endpoints to the wire.
     fn connect_wire(&mut self, switch: &Switch, nodes: &Nodes, from: &str, to: &str) -> Result<()> {
         if self.conditions.is_empty() && self.wire.is_none() {
             return Ok(());
@@ -216,7 +218,7 @@ impl Faults {
         Ok(())
     }
 
-    /// Sends what two endpoints have for each other through the wire, or over the bridge when nothing is wrong.
+    /// Routes the packets between two endpoints through the wire, or over the bridge when they have no fault.
     fn route(&self, switch: &Switch, nodes: &Nodes, from: &str, to: &str) -> Result<()> {
         let key = |a: &str, b: &str| (a.to_owned(), b.to_owned());
         let faulty = self.conditions.contains_key(&key(from, to))
@@ -245,38 +247,38 @@ impl Faults {
         Ok(())
     }
 
-    /// Writes the rules of all nodes of a cluster that others may not dial.
-    fn guard(&self, switch: &Switch, nodes: &Nodes, cluster: &str) -> Result<()> {
-        let refused: Vec<String> = self
-            .undialable
+    /// Writes the nftables rules that block new connections to the nodes of a cluster.
+    fn apply_dial_rules(&self, switch: &Switch, nodes: &Nodes, cluster: &str) -> Result<()> {
+        let blocked_sources: Vec<String> = self
+            .dial_blocked
             .iter()
             .filter(|(_, to)| to == cluster)
             .flat_map(|(from, _)| addresses(switch, nodes, from))
             .map(|address| address.to_string())
             .collect();
         let mut rules = format!("table inet {TABLE} {{}}\ndelete table inet {TABLE}\n");
-        if !refused.is_empty() {
+        if !blocked_sources.is_empty() {
             rules += &format!(
                 "table inet {TABLE} {{\n  chain dialling {{\n    type filter hook prerouting priority -10;\n    \
                  ip saddr {{ {} }} ct state new drop\n  }}\n}}\n",
-                refused.join(", ")
+                blocked_sources.join(", ")
             );
         }
         for node in nodes.of_cluster(cluster) {
-            let mut command = in_namespace(&node.network_namespace_path());
+            let mut command = nsenter(&node.network_namespace_path());
             run_with_input(command.args(["nft", "-f", "-"]), &rules)?;
         }
         Ok(())
     }
 }
 
-/// Where an endpoint meets the wire: one port for each node of a cluster, or the machine's one.
+/// A port of an endpoint on the wire: one for each node of a cluster, or the one of the host.
 struct Port<'a> {
     name: String,
     address: Ipv4Addr,
     device: String,
     namespace: BorrowedFd<'a>,
-    /// `None` is the developer's machine.
+    /// The namespace as a path. `None` is the developer's machine.
     path: Option<String>,
 }
 
@@ -300,7 +302,7 @@ fn ports<'a>(switch: &'a Switch, nodes: &'a Nodes, endpoint: &'a str) -> Vec<Por
     nodes.of_cluster(endpoint).map(of_node).collect()
 }
 
-/// All addresses from which an endpoint could dial, also those of nodes that are off now.
+/// All addresses from which an endpoint can open connections, including those of stopped nodes.
 fn addresses(switch: &Switch, nodes: &Nodes, endpoint: &str) -> Vec<Ipv4Addr> {
     if endpoint == HOST {
         vec![switch.network().host()]
@@ -314,7 +316,7 @@ fn check_pair(nodes: &Nodes, from: &str, to: &str) -> Result<()> {
         return Err(Error::Refused(format!("{from} has no link to itself")));
     }
     for endpoint in [from, to] {
-        if endpoint != HOST && !nodes.knows(endpoint) {
+        if endpoint != HOST && !nodes.has_plan(endpoint) {
             return Err(Error::Refused(format!(
                 "this lab has no cluster `{endpoint}`; endpoints are its clusters and `{HOST}`"
             )));
