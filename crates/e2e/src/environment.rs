@@ -1,16 +1,16 @@
-//! Every environment variable that the stories read.
+//! Every environment variable that the end-to-end tests read.
 
-/// Contexts of the user's kubeconfig, separated by commas, to tell the stories on instead of a lab.
+/// Contexts of the user's kubeconfig, separated by commas, to run the scenarios on instead of a lab.
 pub(crate) const CONTEXTS: &str = "STANDIN_CONTEXTS";
 
-/// The folder of `standin` and `standind`, when someone has built them already.
+/// The folder with prebuilt `standin` and `standind`. Without it the tests build them.
 pub const PROGRAMS: &str = "STANDIN_PROGRAMS";
 
-/// The agent's program, linked statically, when someone has built it already.
+/// The prebuilt agent program, linked statically. Without it the tests build it.
 pub const STATIC_STANDIND: &str = lab::environment::STATIC_STANDIND;
 
-/// The folder of the compiled programs that stand in, when someone has made them already.
+/// The folder with the compiled programs of `fixtures`. Without it the tests compile them.
 pub const FIXTURES: &str = "STANDIN_FIXTURES";
 
-/// How many cycles the soak of sessions has, when it is not told with all other stories.
+/// The number of cycles of the long soak test, which then runs without the other scenarios.
 pub const SOAK_CYCLES: &str = "STANDIN_SOAK_CYCLES";

@@ -1,27 +1,27 @@
-//! The programs and servers of `fixtures`, compiled once for each content.
+//! The programs and servers of `fixtures`. Each is compiled once for each version of its source.
 
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
-/// Where the sources are.
+/// The folder of the sources.
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures");
 
 /// One compiler at a time: each uses all cores, and some write to a cache that they share.
 static COMPILING: Mutex<()> = Mutex::new(());
 
-/// A way to make a program.
+/// How a program is compiled.
 #[derive(Clone, Copy, Debug)]
 pub struct Recipe {
-    /// Below the sources.
+    /// The path below the folder of the sources.
     source: &'static str,
     compiler: &'static str,
-    /// Before the name of the result and the source.
+    /// The compiler's arguments before the names of the result and the source.
     arguments: &'static [&'static str],
     variables: &'static [(&'static str, &'static str)],
     result: &'static str,
@@ -41,17 +41,17 @@ impl Recipe {
     pub const C_STATIC: Recipe = Recipe::new("programs/c/tour.c", "gcc", STATIC_C, &[], "tour-c-static");
     pub const C_MUSL: Recipe = Recipe::new("programs/c/tour.c", "musl-gcc", STATIC_C, &[], "tour-c-musl");
     pub const JAVA: Recipe = Recipe::new("programs/java/Tour.java", "javac", &["-d"], &[], "classes");
-    pub const CROWD: Recipe = Recipe::new("programs/crowd/crowd.go", "go", GO, STATIC_GO, "crowd");
+    pub const LOAD: Recipe = Recipe::new("programs/load/load.go", "go", GO, STATIC_GO, "load");
 
     pub const VISIT: Recipe = Recipe::new("programs/go/visit.go", "go", GO, STATIC_GO, "visit");
     pub const GO_HTTP: Recipe = Recipe::new("servers/go/http.go", "go", GO, STATIC_GO, "server-go-http");
     pub const C_EPOLL: Recipe = Recipe::new("servers/c/epoll.c", "gcc", C, &[], "server-c-epoll");
     pub const JAVA_SERVER: Recipe = Recipe::new("servers/java/Server.java", "javac", &["-d"], &[], "server-classes");
-    /// A module of its own, so it is compiled where it is.
+    /// A Go module, which must be compiled in its own folder.
     pub const GO_GRPC: Recipe = Recipe::new("servers/grpc/main.go", "go", GO, &[("CGO_ENABLED", "0"), ("GOFLAGS", "-mod=readonly")], "server-go-grpc");
 
     pub const ALL: [Recipe; 13] = [
-        Self::GO_STATIC, Self::GO_CGO, Self::RUST, Self::C_DYNAMIC, Self::C_STATIC, Self::C_MUSL, Self::JAVA, Self::CROWD,
+        Self::GO_STATIC, Self::GO_CGO, Self::RUST, Self::C_DYNAMIC, Self::C_STATIC, Self::C_MUSL, Self::JAVA, Self::LOAD,
         Self::GO_HTTP, Self::C_EPOLL, Self::JAVA_SERVER, Self::GO_GRPC, Self::VISIT,
     ];
 }
@@ -73,20 +73,20 @@ impl Recipe {
         }
     }
 
-    /// The program in a folder of its own below `cache`, compiled unless it is there.
-    pub fn make(self, cache: &Path) -> Result<PathBuf> {
-        let _one_at_a_time = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Returns the program, in a folder of its own below `cache`. Compiles it unless it exists.
+    pub fn compile(self, cache: &Path) -> Result<PathBuf> {
+        let _one_at_a_time = COMPILING.lock();
         let cache = std::path::absolute(cache)?;
         let source = source(self.source);
         let mut key = Sha256::new();
         key.update(fs::read(&source).with_context(|| format!("reading {}", source.display()))?);
         key.update(format!("{self:?}"));
         let folder = cache.join(format!("{}-{:.16x}", self.result, key.finalize()));
-        let made = folder.join(self.result);
-        if made.exists() {
-            return Ok(made);
+        let program = folder.join(self.result);
+        if program.exists() {
+            return Ok(program);
         }
-        // What has its final name is whole.
+        // The folder gets its final name only when it is complete.
         let unfinished = cache.join(format!("{}-{}", self.result, std::process::id()));
         fs::create_dir_all(&unfinished)?;
         let mut command = Command::new(self.compiler);
@@ -99,19 +99,19 @@ impl Recipe {
             command.current_dir(folder);
         }
         lab::output_of(&mut command)
-            .with_context(|| format!("{} is needed to make {}", self.compiler, self.result))?;
+            .with_context(|| format!("{} is needed to compile {}", self.compiler, self.result))?;
         let _ = fs::remove_dir_all(&folder);
         fs::rename(&unfinished, &folder)?;
-        Ok(made)
+        Ok(program)
     }
 }
 
-/// A file among the sources.
+/// The path of a file in the folder of the sources.
 pub fn source(path: &str) -> PathBuf {
     Path::new(SOURCES).join(path)
 }
 
-/// A program and its arguments, to be run in a folder of its own.
+/// A program and its arguments, and the folder to run it in.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub folder: PathBuf,
@@ -122,11 +122,11 @@ pub struct Program {
 impl Program {
     /// A compiled program.
     pub fn compiled(recipe: Recipe, cache: &Path) -> Result<Self> {
-        let path = recipe.make(cache)?;
+        let path = recipe.compile(cache)?;
         Ok(Self::new(&path, [&path]))
     }
 
-    /// A script among the sources, for an interpreter.
+    /// A script in the folder of the sources, for an interpreter.
     pub fn script(interpreter: &str, path: &str) -> Self {
         let path = source(path);
         Self::new(
@@ -155,7 +155,7 @@ impl Program {
         self
     }
 
-    /// Makes a command run this program: in its folder, with its variables.
+    /// Sets the folder and the variables of a command that runs this program.
     pub fn prepare<'command>(&self, command: &'command mut Command) -> &'command mut Command {
         command
             .current_dir(&self.folder)

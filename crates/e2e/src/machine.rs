@@ -1,68 +1,69 @@
 //! Targets on this machine, for sessions that need no cluster.
 //!
-//! A target is a process in namespaces of its own, with a root file system that has nothing of the machine's in it. Beside
-//! it, in a network that only the target reaches, are a nameserver and the servers that it knows. Both are this same
-//! program, started again in a role; both end when whoever started them does, because they watch their standard input.
+//! A target is a process in its own namespaces, whose root file system contains nothing of the machine. A second
+//! process, the peer network, has the nameserver and the servers that the target uses. The machine itself has no route
+//! to either. Both processes are this same program, started again in a role. Both exit when their parent exits, because
+//! their standard input then ends.
 //!
 //! ```text
-//! the machine ── no way ──┐
-//!                         │
-//!   ┌── ground ───────────┴──┐           ┌── target ──────────────┐
-//!   │ eth0 10.77.0.53, .80   ├── wire ───┤ eth0 10.77.0.2         │
-//!   │ nameserver, servers    │           │ files, host name, the  │
-//!   │ clients                │           │ original application   │
-//!   └────────────────────────┘           └────────────────────────┘
+//! the machine ── no route ──┐
+//!                           │
+//!   ┌── peer network ───────┴──┐           ┌── target ──────────────┐
+//!   │ eth0 10.77.0.53, .80     ├── veth ───┤ eth0 10.77.0.2         │
+//!   │ nameserver, servers      │           │ files, host name, the  │
+//!   │ clients                  │           │ original application   │
+//!   └──────────────────────────┘           └────────────────────────┘
 //! ```
 
 mod agent;
 mod application;
-mod ground;
 mod hyper;
-mod inside;
 mod nameserver;
+mod peer_network;
 mod role;
 mod servers;
 mod session;
 mod target;
+mod target_process;
 
 pub use agent::{RunningAgent, Transport};
 pub use hyper::command as hyper_server;
-pub use role::run_if_asked;
-pub use session::{Ended, Programs};
+pub use role::run_role_if_requested;
+pub use session::{ProgramOutput, Programs};
 pub use target::Target;
 
-/// What the network beside a target has.
+/// Addresses and ports of a target and its peer network.
 pub mod network {
-    /// Where connections come from that leave from the target.
+    /// The source address of connections that leave the target.
     pub const TARGET: &str = "10.77.0.2";
     pub const TARGET6: &str = "fd77::2";
     pub const NAMESERVER: &str = "10.77.0.53";
-    /// Where clients of the target come from: the first address beside it.
+    /// The source address of the target's clients: the first address of the peer network.
     pub const CLIENT: &str = NAMESERVER;
-    /// The machine of all servers except the nameserver.
+    /// The address of all servers except the nameserver.
     pub const SERVER: &str = "10.77.0.80";
     pub const SERVER6: &str = "fd77::80";
-    /// The name of that machine, in the domain that the target searches.
-    pub const NAME: &str = "inventory";
+    /// The DNS name of that address, in the search domain of the target.
+    pub const SERVER_NAME: &str = "inventory";
     pub const DOMAIN: &str = "shop.test";
-    /// What the target is called.
+    /// The host name of the target.
     pub const HOST_NAME: &str = "checkout-7d9f";
 
-    /// Gives back what it gets, over TCP and UDP.
+    /// Echoes what it receives, over TCP and UDP.
     pub const ECHO: u16 = 7;
-    /// Takes bytes until the client has sent its last, then answers with their number and SHA-256.
+    /// Reads until the client closes its direction, then responds with the number and SHA-256 of the bytes.
     pub const SINK: u16 = 9;
-    /// Sends [`SOURCE_BYTES`], ends its direction, and then listens for what the client makes of them.
+    /// Sends [`SOURCE_BYTES`], closes its direction, and then reads the client's count and SHA-256 of them.
     pub const SOURCE: u16 = 19;
     pub const SOURCE_BYTES: usize = 100 << 20;
     /// Sends a few bytes, waits for one, and resets the connection.
     pub const RESET: u16 = 13;
     pub const HTTP: u16 = 80;
 
-    /// Where the target's own application answers HTTP: with `original`, the path and who asks.
+    /// The HTTP port of the target's own application. It responds with `original`, the path and the client's address.
     pub const APPLICATION: u16 = 8080;
-    /// Where it says `original` before anybody has asked, and then gives back what it gets.
+    /// The port on which it sends `original` first, and then echoes what it receives.
     pub const GREETER: u16 = 8070;
-    /// Where it answers datagrams, with `original` before them.
+    /// The port on which it responds to datagrams, with `original` before their content.
     pub const DATAGRAMS: u16 = 8060;
 }

@@ -1,4 +1,4 @@
-//! An agent that runs by itself, for sessions that reach it over a network.
+//! An agent that runs as a separate process, for sessions that connect to it over a network.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ pub enum Transport {
     Tls,
 }
 
-/// `standind agent` beside a target. It ends with this value, and with this program.
+/// `standind agent` for a target. It exits when this value is dropped and when this program exits.
 #[derive(Debug)]
 pub struct RunningAgent {
     process: Child,
@@ -24,14 +24,14 @@ pub struct RunningAgent {
 }
 
 impl RunningAgent {
-    /// What a client must know.
-    pub const TOKEN: &'static str = "a token of the stories";
+    /// The token that a client must present.
+    pub const TOKEN: &'static str = "a token of the tests";
 
     pub fn start(programs: &Programs, target: &Target, transport: Transport) -> Result<Self> {
         Self::start_as(&mut programs.standind(), target, transport)
     }
 
-    /// The same, by a command that ends with the name of the agent's program.
+    /// The same, with a command that ends with the name of the agent's program.
     pub fn start_as(command: &mut Command, target: &Target, transport: Transport) -> Result<Self> {
         command
             .args([
@@ -49,12 +49,12 @@ impl RunningAgent {
         let output = process.stdout.take().context("no output")?;
         BufReader::new(output).read_line(&mut line)?;
         let mut words = line.split_whitespace();
-        let mut after = |word: &str| {
-            words.find(|known| *known == word)?;
+        let mut word_after = |word: &str| {
+            words.find(|found| *found == word)?;
             words.next().map(str::to_owned)
         };
-        let address = after("on").with_context(|| format!("the agent said {line:?}"))?;
-        let certificate = after("certificate");
+        let address = word_after("on").with_context(|| format!("the agent printed {line:?}"))?;
+        let certificate = word_after("certificate");
         Ok(RunningAgent {
             process,
             address,
@@ -66,7 +66,7 @@ impl RunningAgent {
         self.process.id()
     }
 
-    /// `standin exec` over an agent at `address`, which may be that of a relay.
+    /// `standin exec` with the agent at `address`, which may be the address of a relay.
     pub fn exec(&self, programs: &Programs, address: &str) -> Command {
         let mut standin = programs.standin();
         standin

@@ -1,4 +1,4 @@
-//! What the target itself serves: the original, for which programs stand in.
+//! The application that the target itself runs: the original that local programs replace.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -14,9 +14,9 @@ use tokio::sync::oneshot;
 
 use super::network::{APPLICATION, DATAGRAMS, GREETER};
 
-/// Returns when it serves, in the network of the caller.
+/// Starts the application in the caller's network namespace. Returns when all ports are open.
 pub(super) fn start() -> Result<()> {
-    let (ready, is_ready) = oneshot::channel();
+    let (ready, ready_receiver) = oneshot::channel();
     let runtime = Builder::new_current_thread().enable_all().build()?;
     thread::spawn(move || {
         runtime.block_on(async {
@@ -24,22 +24,24 @@ pub(super) fn start() -> Result<()> {
             std::future::pending::<()>().await;
         });
     });
-    is_ready
+    ready_receiver
         .blocking_recv()
-        .context("the application is gone")?
+        .context("the application has ended")?
 }
 
 async fn serve() -> Result<()> {
-    let router = Router::new().fallback(answer);
+    let router = Router::new().fallback(respond);
     let router = router.into_make_service_with_connect_info::<SocketAddr>();
     let listener = TcpListener::bind(("::", APPLICATION)).await?;
     tokio::spawn(async move { axum::serve(listener, router).await });
     tokio::spawn(greet_all(TcpListener::bind(("::", GREETER)).await?));
-    tokio::spawn(answer_datagrams(UdpSocket::bind(("::", DATAGRAMS)).await?));
+    tokio::spawn(respond_to_datagrams(
+        UdpSocket::bind(("::", DATAGRAMS)).await?,
+    ));
     Ok(())
 }
 
-async fn answer(ConnectInfo(client): ConnectInfo<SocketAddr>, uri: Uri) -> String {
+async fn respond(ConnectInfo(client): ConnectInfo<SocketAddr>, uri: Uri) -> String {
     format!("original {} {}\n", uri.path(), client.ip().to_canonical())
 }
 
@@ -56,10 +58,10 @@ async fn greet(mut stream: TcpStream) -> Result<()> {
     Ok(to.shutdown().await?)
 }
 
-async fn answer_datagrams(socket: UdpSocket) {
+async fn respond_to_datagrams(socket: UdpSocket) {
     let mut datagram = vec![0; 1500];
     while let Ok((length, from)) = socket.recv_from(&mut datagram).await {
-        let answer = [b"original ".as_slice(), &datagram[..length]].concat();
-        let _ = socket.send_to(&answer, from).await;
+        let response = [b"original ".as_slice(), &datagram[..length]].concat();
+        let _ = socket.send_to(&response, from).await;
     }
 }

@@ -1,4 +1,4 @@
-//! A server in Rust that stands in, as those of `fixtures/servers` do.
+//! A server in Rust that replaces the target, like those of `fixtures/servers`.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 use super::role::Role;
 
-/// The program and its arguments, without the port.
+/// The program and its arguments. The caller appends the port.
 pub fn command() -> Result<Vec<OsString>> {
     let command = Role::Hyper.command()?;
     let arguments = command.get_args().map(ToOwned::to_owned);
@@ -21,16 +21,16 @@ pub fn command() -> Result<Vec<OsString>> {
 }
 
 pub(super) fn main(port: Option<String>) -> Result<()> {
-    let port: u16 = port.context("name the port")?.parse()?;
+    let port: u16 = port.context("the port is missing")?.parse()?;
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        let router = Router::new().fallback(answer);
+        let router = Router::new().fallback(respond);
         let router = router.into_make_service_with_connect_info::<SocketAddr>();
         let listener = TcpListener::bind(("0.0.0.0", port)).await?;
         Ok(axum::serve(listener, router).await?)
     })
 }
 
-async fn answer(ConnectInfo(client): ConnectInfo<SocketAddr>) -> String {
+async fn respond(ConnectInfo(client): ConnectInfo<SocketAddr>) -> String {
     format!("rust-hyper serves {}\n", client.ip())
 }

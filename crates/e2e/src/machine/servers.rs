@@ -1,22 +1,23 @@
-//! The servers beside a target.
+//! The servers of a target's peer network.
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::Result;
 use axum::Router;
 use axum::extract::{ConnectInfo, State};
 use axum::routing::get;
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
 use super::network::{ECHO, HTTP, RESET, SERVER, SERVER6, SINK, SOURCE, SOURCE_BYTES};
 
-const PART: usize = 64 * 1024;
+const CHUNK_SIZE: usize = 64 * 1024;
 
-/// What clients have told the servers, in the order in which it arrived.
+/// Lines that clients have reported to the servers, in the order in which they were received.
 type Ledger = Arc<Mutex<Vec<String>>>;
 
 #[derive(Clone, Copy, Debug)]
@@ -60,9 +61,9 @@ async fn serve(listener: TcpListener, service: Service, ledger: Ledger) {
 }
 
 async fn echo_datagrams(socket: UdpSocket) {
-    let mut datagram = vec![0; PART];
+    let mut datagram = vec![0; CHUNK_SIZE];
     loop {
-        // Where nobody listens any more, the next call says so; that is no reason to stop.
+        // After a response to a closed port the next call returns an error, and the server must continue.
         if let Ok((length, from)) = socket.recv_from(&mut datagram).await {
             let _ = socket.send_to(&datagram[..length], from).await;
         }
@@ -78,57 +79,58 @@ async fn echo(mut stream: TcpStream) -> io::Result<()> {
 async fn sink(mut stream: TcpStream) -> io::Result<()> {
     let mut sum = Sha256::new();
     let mut count = 0;
-    let mut part = vec![0; PART];
+    let mut chunk = vec![0; CHUNK_SIZE];
     loop {
-        let length = stream.read(&mut part).await?;
+        let length = stream.read(&mut chunk).await?;
         if length == 0 {
             break;
         }
         count += length;
-        sum.update(&part[..length]);
+        sum.update(&chunk[..length]);
     }
-    let answer = format!("{count} {:x}\n", sum.finalize());
-    stream.write_all(answer.as_bytes()).await?;
+    let response = format!("{count} {:x}\n", sum.finalize());
+    stream.write_all(response.as_bytes()).await?;
     stream.shutdown().await
 }
 
 async fn source(mut stream: TcpStream, ledger: &Ledger) -> io::Result<()> {
     let mut sum = Sha256::new();
     let mut state = 1_u64;
-    for _ in 0..SOURCE_BYTES / PART {
-        let part = noise(&mut state);
-        sum.update(&part);
-        stream.write_all(&part).await?;
+    for _ in 0..SOURCE_BYTES / CHUNK_SIZE {
+        let chunk = noise(&mut state);
+        sum.update(&chunk);
+        stream.write_all(&chunk).await?;
     }
     stream.shutdown().await?;
-    let mut opinion = String::new();
-    stream.read_to_string(&mut opinion).await?;
-    let right = opinion.trim() == format!("{SOURCE_BYTES} {:x}", sum.finalize());
+    let mut report = String::new();
+    stream.read_to_string(&mut report).await?;
+    let right = report.trim() == format!("{SOURCE_BYTES} {:x}", sum.finalize());
     let line = format!("source {}", if right { "right" } else { "wrong" });
-    note(ledger, line);
+    record(ledger, line);
     Ok(())
 }
 
 async fn reset(mut stream: TcpStream) -> io::Result<()> {
     stream.write_all(b"some").await?;
     stream.read_u8().await?;
-    // Closed with bytes that nobody has read, a connection is reset.
+    // The kernel resets a connection that is closed with unread bytes.
     stream.readable().await
 }
 
-/// Bytes in which every part differs from every other, so that lost and swapped ones are noticed.
+/// Pseudo-random bytes. Every chunk differs from every other, so that the checksum reveals lost and swapped chunks.
 fn noise(state: &mut u64) -> Vec<u8> {
-    let mut part = Vec::with_capacity(PART);
-    while part.len() < PART {
+    let mut chunk = Vec::with_capacity(CHUNK_SIZE);
+    while chunk.len() < CHUNK_SIZE {
         *state ^= *state << 13;
         *state ^= *state >> 7;
         *state ^= *state << 17;
-        part.extend_from_slice(&state.to_le_bytes());
+        chunk.extend_from_slice(&state.to_le_bytes());
     }
-    part
+    chunk
 }
 
-/// `GET /` says who asks. `POST /ledger` notes the body and gives it back; `GET /ledger` gives all that was noted.
+/// `GET /` returns the client's address. `POST /ledger` records the body and returns it; `GET /ledger` returns all
+/// records.
 async fn serve_http(address: &str, ledger: Ledger) -> Result<()> {
     let router = Router::new()
         .route("/", get(greet))
@@ -145,18 +147,15 @@ async fn greet(ConnectInfo(from): ConnectInfo<SocketAddr>) -> String {
 }
 
 async fn read_ledger(State(ledger): State<Ledger>) -> String {
-    let lines = ledger.lock().unwrap_or_else(PoisonError::into_inner);
+    let lines = ledger.lock();
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
 async fn write_ledger(State(ledger): State<Ledger>, line: String) -> String {
-    note(&ledger, line.clone());
+    record(&ledger, line.clone());
     line
 }
 
-fn note(ledger: &Ledger, line: String) {
-    ledger
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push(line);
+fn record(ledger: &Ledger, line: String) {
+    ledger.lock().push(line);
 }

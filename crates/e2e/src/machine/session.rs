@@ -1,4 +1,4 @@
-//! Sessions for targets: `standin`, and what became of it.
+//! Sessions with targets: `standin` and its output.
 
 use std::env;
 use std::ffi::OsStr;
@@ -17,7 +17,7 @@ use crate::environment;
 pub struct Programs(PathBuf);
 
 impl Programs {
-    /// Those that the environment names, or else those of this repository, built once into `target`.
+    /// The programs in the folder that the environment names, or else those of this repository, built once into `target`.
     pub fn find(target: &Path) -> Result<Self> {
         static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
         BUILT
@@ -35,7 +35,7 @@ impl Programs {
         self.program("standind")
     }
 
-    /// Without the variables that are for the stories: `standin` warns of names that it does not know.
+    /// Removes the variables of the tests: `standin` warns about unknown names.
     fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.0.join(name));
         for variable in [
@@ -82,17 +82,17 @@ fn build(target: &Path) -> Result<PathBuf> {
     Ok(target.join("debug"))
 }
 
-/// What a program printed, and how it ended.
+/// The output and exit code of a program.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct ProgramOutput {
     pub stdout: String,
     pub stderr: String,
-    /// As a shell tells it: the program's own code, or 128 and the signal that ended it.
+    /// The exit code as a shell reports it: the program's own code, or 128 plus the number of the signal that ended it.
     pub code: Option<i32>,
 }
 
-impl Ended {
-    /// Runs a command to its end.
+impl ProgramOutput {
+    /// Runs a command until it exits.
     pub fn of(command: &mut Command) -> Result<Self> {
         let Output {
             status,
@@ -100,12 +100,12 @@ impl Ended {
             stderr,
         } = command.output()?;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Ok(Ended::new(text(stdout), text(stderr), status))
+        Ok(ProgramOutput::new(text(stdout), text(stderr), status))
     }
 
     pub fn new(stdout: String, stderr: String, status: ExitStatus) -> Self {
         let signal = status.signal().map(|signal| 128 + signal);
-        Ended {
+        ProgramOutput {
             stdout,
             stderr,
             code: status.code().or(signal),
@@ -120,11 +120,11 @@ impl Ended {
     }
 }
 
-impl std::fmt::Display for Ended {
+impl std::fmt::Display for ProgramOutput {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             formatter,
-            "ended with {:?}\n--- stdout\n{}--- stderr\n{}",
+            "exited with {:?}\n--- stdout\n{}--- stderr\n{}",
             self.code, self.stdout, self.stderr
         )
     }

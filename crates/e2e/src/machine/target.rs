@@ -1,4 +1,4 @@
-//! A target, as the tests see it.
+//! A target process, as the tests control it.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -11,18 +11,18 @@ use nix::unistd::Pid;
 
 use super::role::Role;
 
-/// A process of this machine with namespaces of its own. It ends with this value, and with this program.
+/// A process of this machine in its own namespaces. It exits when this value is dropped and when this program exits.
 #[derive(Debug)]
 pub struct Target {
-    ground: Child,
+    peer_network: Child,
     pid: u32,
 }
 
 impl Target {
-    /// What is in the environment of every target.
+    /// A variable in the environment of every target.
     pub const VARIABLE: (&'static str, &'static str) = ("GREETING", "hello from the target");
 
-    /// Returns when the target and everything beside it serve.
+    /// Starts a target. Returns when the target and its peer network are ready.
     pub fn start() -> Result<Self> {
         Self::start_with(&[])
     }
@@ -30,10 +30,10 @@ impl Target {
     /// The same, with more variables in the target's environment.
     pub fn start_with(variables: &[(&str, &str)]) -> Result<Self> {
         let path = std::env::var("PATH").unwrap_or_default();
-        let mut ground = Role::Ground
+        let mut peer_network = Role::PeerNetwork
             .command()?
             .env_clear()
-            // The programs for administrators are not on the path of every user who becomes root.
+            // `PATH` may lack the folders of administration programs, also for root.
             .env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin"))
             .envs([Self::VARIABLE])
             .envs(variables.iter().copied())
@@ -41,22 +41,22 @@ impl Target {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .context("cannot start the surroundings of a target")?;
+            .context("cannot start the peer network of a target")?;
         let mut line = String::new();
-        let output = ground.stdout.take().context("no output")?;
+        let output = peer_network.stdout.take().context("no output")?;
         BufReader::new(output).read_line(&mut line)?;
         let Some(pid) = line.trim().strip_prefix("ready ") else {
-            let mut said = String::new();
-            drop(ground.stdin.take());
-            if let Some(mut errors) = ground.stderr.take() {
-                errors.read_to_string(&mut said)?;
+            let mut message = String::new();
+            drop(peer_network.stdin.take());
+            if let Some(mut errors) = peer_network.stderr.take() {
+                errors.read_to_string(&mut message)?;
             }
-            let _ = ground.wait();
-            bail!("there is no target: {said}");
+            let _ = peer_network.wait();
+            bail!("the target did not start: {message}");
         };
         Ok(Target {
             pid: pid.parse()?,
-            ground,
+            peer_network,
         })
     }
 
@@ -64,22 +64,22 @@ impl Target {
         self.pid
     }
 
-    /// A command in the network beside the target, from where its clients come.
-    pub fn outside(&self, program: &str) -> Command {
+    /// A command that runs in the peer network, as the target's clients do.
+    pub fn in_peer_network(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command
-            .arg(format!("--net=/proc/{}/ns/net", self.ground.id()))
+            .arg(format!("--net=/proc/{}/ns/net", self.peer_network.id()))
             .args(["--", program])
             .stdin(Stdio::null());
         command
     }
 
-    /// The process that `network::SERVER` is.
-    pub fn ground(&self) -> u32 {
-        self.ground.id()
+    /// The process of the peer network, which has the address `network::SERVER`.
+    pub fn peer_network_pid(&self) -> u32 {
+        self.peer_network.id()
     }
 
-    /// Where a path of the target is for this program.
+    /// The path of a target's file as this program sees it.
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let below = path.as_ref().strip_prefix("/").unwrap_or(path.as_ref());
         Path::new("/proc")
@@ -88,7 +88,7 @@ impl Target {
             .join(below)
     }
 
-    /// Makes a file of the target, with the folders above it.
+    /// Writes a file of the target, and creates the folders above it.
     pub fn write(&self, path: &str, content: impl AsRef<[u8]>) -> Result<()> {
         let path = self.path(path);
         if let Some(folder) = path.parent() {
@@ -102,7 +102,7 @@ impl Target {
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 
-    /// The names in a folder of the target, in their order.
+    /// The file names in a folder of the target, sorted.
     pub fn list(&self, path: &str) -> Result<Vec<String>> {
         let mut names = fs::read_dir(self.path(path))?
             .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
@@ -111,7 +111,7 @@ impl Target {
         Ok(names)
     }
 
-    /// Ends the target at once, and nothing beside it.
+    /// Kills the target, and leaves the peer network running.
     pub fn kill(&self) -> Result<()> {
         Ok(kill(Pid::from_raw(self.pid.try_into()?), Signal::SIGKILL)?)
     }
@@ -119,7 +119,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        drop(self.ground.stdin.take());
-        let _ = self.ground.wait();
+        drop(self.peer_network.stdin.take());
+        let _ = self.peer_network.wait();
     }
 }
