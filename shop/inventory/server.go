@@ -106,7 +106,7 @@ func httpHandler(me *shoppb.Identity, settings settings) http.Handler {
 		body["identity"] = me
 		writer.Header().Set(identityHeader, identityJSON(me))
 		writer.Header().Set("Content-Type", "application/json")
-		// The caller may be gone; there is nobody left to tell.
+		// The caller may have closed the connection; the error is ignored.
 		_ = json.NewEncoder(writer).Encode(body)
 	}
 	mux := http.NewServeMux()

@@ -10,7 +10,7 @@ console.log(`storefront is up: HTTP/1 ${ports.http}, HTTP/2 ${ports.http2}`);
 
 for (const signal of ['SIGTERM', 'SIGINT']) {
   process.once(signal, () => {
-    // Whoever still waits for an answer after this has waited long enough.
+    // Connections that are still open after this are closed.
     setTimeout(() => process.exit(0), DRAIN_MS).unref();
     close().then(() => process.exit(0));
   });

@@ -1,4 +1,4 @@
-{{/* The file of which the operator reads its members. */}}
+{{/* The configuration file from which the operator reads its members. */}}
 {{- define "standin-operator.clusters-config" -}}
 {{- $clusters := list -}}
 {{- range $name, $cluster := .Values.operator.multiCluster.clusters -}}
@@ -9,7 +9,7 @@
 {{- set $multi "clusters" $clusters | toYaml -}}
 {{- end }}
 
-{{/* Who comes from the Primary: an account of this cluster, or a group that IAM gives. */}}
+{{/* The subject that the Primary is in this cluster: a service account, or a group from IAM. */}}
 {{- define "standin-operator.envoy-subject" -}}
 {{- with .Values.operator.multiClusterMemberIamGroup -}}
 apiGroup: rbac.authorization.k8s.io
@@ -22,7 +22,7 @@ namespace: {{ .Release.Namespace }}
 {{- end -}}
 {{- end }}
 
-{{/* The ports at which the API servers of members are, and AWS where one of them is known by it. */}}
+{{/* The ports of the members' API servers, and of AWS STS if a member uses EKS tokens. */}}
 {{- define "standin-operator.member-ports" -}}
 {{- $ports := list -}}
 {{- range .Values.operator.multiCluster.clusters -}}

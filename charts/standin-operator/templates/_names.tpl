@@ -13,24 +13,24 @@ app.kubernetes.io/name: standin-operator
 app.kubernetes.io/component: operator
 {{- end }}
 
-{{/* Where the operator's own pods may be: our image is for Linux, whatever else there is in a cluster. */}}
+{{/* The node selector of the operator's pods: the image is for Linux, and a cluster may have other nodes. */}}
 {{- define "standin-operator.nodeSelector" -}}
 {{- toYaml (merge (dict "kubernetes.io/os" "linux") .Values.operator.nodeSelector) -}}
 {{- end }}
 
-{{/* The labels of agents on nodes, by which they are selected as well. */}}
+{{/* The labels and the selector of the agents' DaemonSet. */}}
 {{- define "standin-operator.nodeAgentSelector" -}}
 app.kubernetes.io/name: standin-operator
 app.kubernetes.io/component: node-agent
 {{- end }}
 
-{{/* The labels of the Job that uninstalls. */}}
+{{/* The labels of the uninstall Job. */}}
 {{- define "standin-operator.uninstallSelector" -}}
 app.kubernetes.io/name: standin-operator
 app.kubernetes.io/component: uninstall
 {{- end }}
 
-{{/* The rules of a NetworkPolicy that let out what goes to DNS and to the API server. */}}
+{{/* NetworkPolicy egress rules for DNS and the API server. */}}
 {{- define "standin-operator.egressToApiServer" -}}
 - ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
   to: [{namespaceSelector: {}}]
@@ -40,12 +40,12 @@ app.kubernetes.io/component: uninstall
     - ipBlock: {cidr: {{ . | quote }}}
     {{- end }}
 {{- else }}
-# No address of the API server is known.
+# The address of the API server is unknown.
 - {}
 {{- end }}
 {{- end }}
 
-{{/* The image of the operator. A digest says exactly which, so a tag beside it would only be decoration. */}}
+{{/* The image of the operator. A digest identifies it exactly, so the tag is left out beside it. */}}
 {{- define "standin-operator.image" -}}
 {{- with .Values.operator.image -}}
 {{- if .digest -}}
@@ -56,7 +56,7 @@ app.kubernetes.io/component: uninstall
 {{- end -}}
 {{- end }}
 
-{{/* The image of agents: the operator's own, so that both always have one version, unless somebody names another. */}}
+{{/* The image of agents. Default: the operator's image, so that both have the same version. */}}
 {{- define "standin-operator.agentImage" -}}
 {{- .Values.operator.agent.image | default (include "standin-operator.image" .) -}}
 {{- end }}

@@ -12,8 +12,8 @@ use tokio_postgres::{Client, Config, NoTls, Row};
 use crate::error::Error;
 use crate::proto::Identity;
 
-const PATIENCE: Duration = Duration::from_secs(4);
-const CONNECT_PATIENCE: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const ORDERS_SHOWN: i64 = 20;
 
 // Two replicas may start at once, and `IF NOT EXISTS` alone does not keep them apart.
@@ -82,7 +82,7 @@ impl Database {
         let mut config: Config = url
             .parse()
             .context("DATABASE_URL is not a PostgreSQL URL")?;
-        config.connect_timeout(CONNECT_PATIENCE);
+        config.connect_timeout(CONNECT_TIMEOUT);
         Ok(Self {
             address: address(&config),
             config,
@@ -91,7 +91,7 @@ impl Database {
     }
 
     pub(crate) async fn insert(&self, order: NewOrder<'_>) -> Result<Stored, Error> {
-        self.patiently(async |client| {
+        self.with_timeout(async |client| {
             let NewOrder { placed_by, .. } = order;
             let row = client
                 .query_one(
@@ -117,20 +117,23 @@ impl Database {
 
     /// The latest orders, newest first.
     pub(crate) async fn latest(&self) -> Result<Vec<StoredOrder>, Error> {
-        self.patiently(async |client| {
+        self.with_timeout(async |client| {
             let rows = client.query(LATEST, &[&ORDERS_SHOWN]).await?;
             rows.iter().map(stored_order).collect()
         })
         .await
     }
 
-    /// Does `work` with a connection that is open. After a failure the connection is forgotten, unless PostgreSQL
-    /// itself said no: a connection to a server that vanished does not look closed.
-    async fn patiently<T>(
+    /// Runs `work` with an open connection. After a failure the connection is dropped, unless PostgreSQL itself returned
+    /// the error: a connection to a server that vanished does not look closed.
+    async fn with_timeout<T>(
         &self,
         work: impl AsyncFnOnce(&Client) -> Result<T, tokio_postgres::Error>,
     ) -> Result<T, Error> {
-        let done = timeout(PATIENCE, async { work(&*self.connected().await?).await }).await;
+        let done = timeout(REQUEST_TIMEOUT, async {
+            work(&*self.connected().await?).await
+        })
+        .await;
         let source = match done {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) if error.as_db_error().is_some() => anyhow::Error::from(error),
@@ -140,7 +143,7 @@ impl Database {
             }
             Err(_elapsed) => {
                 self.client.lock().await.take();
-                anyhow!("no answer within {PATIENCE:?}")
+                anyhow!("timed out after {REQUEST_TIMEOUT:?}")
             }
         };
         Err(Error::failed("database", &self.address, source))

@@ -7,14 +7,14 @@ pub(crate) enum Error {
     /// The caller's fault.
     #[error("{0}")]
     BadOrder(String),
-    /// A neighbour understood and said no.
+    /// Another service rejected the request.
     #[error("{neighbour} refuses: {reason}")]
     Refused {
         neighbour: &'static str,
         status: StatusCode,
         reason: String,
     },
-    /// A neighbour is away, too slow or confused.
+    /// Another service is unreachable, too slow, or responded with something unexpected.
     #[error("{neighbour} at {address} failed")]
     Failed {
         neighbour: &'static str,

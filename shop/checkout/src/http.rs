@@ -44,7 +44,7 @@ fn routes(checkout: Arc<Checkout>) -> Router {
         .with_state(checkout)
 }
 
-/// A body, and who answers it.
+/// A response body with the identity of this pod.
 #[derive(Serialize)]
 struct Signed<T> {
     #[serde(flatten)]

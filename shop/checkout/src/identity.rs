@@ -1,4 +1,4 @@
-//! Who answers, and what travels with a request.
+//! The identity of the responding pod, and the trace headers of a request.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
@@ -6,13 +6,13 @@ use serde::Serialize;
 use crate::proto::{self, Identity};
 use crate::settings::variable;
 
-/// Carries the identity as JSON, in HTTP answers and in gRPC metadata alike.
+/// Carries the identity as JSON, in HTTP responses and in gRPC metadata.
 pub(crate) const IDENTITY_HEADER: HeaderName = HeaderName::from_static("shop-identity");
 
-/// What travels with a request through the whole shop, so that one caller's requests can be told from another's.
+/// Headers that are propagated through the whole shop, so that the requests of different callers can be distinguished.
 const TRACE_HEADERS: [&str; 3] = ["traceparent", "tracestate", "baggage"];
 
-/// An identity, and the protocol over which it answered.
+/// An identity, and the protocol over which it responded.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Answer {
     #[serde(flatten)]

@@ -22,7 +22,7 @@ pub(crate) struct Inventory {
 }
 
 impl Inventory {
-    /// Connects when the first call is made, and again whenever the connection was lost.
+    /// Connects on the first call, and reconnects when the connection is lost.
     pub(crate) fn new(address: &str) -> anyhow::Result<Self> {
         let channel = Endpoint::from_shared(format!("http://{address}"))?
             .connect_timeout(Duration::from_secs(2))
@@ -54,7 +54,7 @@ impl Inventory {
         Ok(answer(response.identity))
     }
 
-    /// Gives back what was reserved for an order that failed later.
+    /// Releases the reservation of an order that failed later.
     pub(crate) async fn give_back(
         &self,
         item: &str,
@@ -104,7 +104,7 @@ impl Inventory {
     }
 }
 
-/// The text of a status repeats all that is below it; what it says itself and the deepest cause are enough.
+/// The text of a status repeats its sources, so its own message and the deepest source are enough.
 fn failure(status: &Status) -> anyhow::Error {
     let deepest = iter::successors(status.source(), |&cause| cause.source()).last();
     match deepest {

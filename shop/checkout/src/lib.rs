@@ -1,7 +1,7 @@
-//! Checkout takes an order through the whole shop: it reserves at inventory, asks pricing what the order costs and
-//! stores it in the database.
+//! Checkout takes an order through the whole shop: it reserves items at inventory, requests the price from pricing and
+//! stores the order in the database.
 //!
-//! The program is a thin shell around [`serve`], so that tests own the listeners and the end.
+//! The program is a thin shell around [`serve`], so that tests own the listeners and the shutdown.
 
 mod database;
 mod error;
@@ -40,11 +40,11 @@ pub mod proto {
     tonic::include_proto!("shop.v1");
 }
 
-/// How long open calls may take to end. A WebSocket that nobody closes never ends by itself.
-const DRAIN_TIME: Duration = Duration::from_secs(1);
+/// The grace period for open calls. A WebSocket that no client closes never ends by itself.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Orders that a slow listener may fall behind before it misses some.
-const EVENTS_KEPT: usize = 64;
+/// Orders that are buffered for a slow subscriber before it misses some.
+const EVENT_BUFFER: usize = 64;
 
 /// What every request needs.
 struct Checkout {
@@ -57,8 +57,7 @@ struct Checkout {
     ending: CancellationToken,
 }
 
-/// Serves HTTP and gRPC until `ending` is cancelled. Neighbours that are not there yet are no reason to wait: each
-/// request tries to reach them.
+/// Serves HTTP and gRPC until `ending` is cancelled. It does not wait for its upstreams: each request connects to them.
 pub async fn serve(
     settings: Settings,
     http_listener: TcpListener,
@@ -70,7 +69,7 @@ pub async fn serve(
         inventory: Inventory::new(&settings.inventory)?,
         pricing: Pricing::new(&settings)?,
         database: Database::new(&settings.database_url)?,
-        placed_orders: broadcast::Sender::new(EVENTS_KEPT),
+        placed_orders: broadcast::Sender::new(EVENT_BUFFER),
         ending: ending.clone(),
         settings,
     });
@@ -82,7 +81,7 @@ pub async fn serve(
     };
     let drained = async {
         ending.cancelled().await;
-        tokio::time::sleep(DRAIN_TIME).await;
+        tokio::time::sleep(DRAIN_TIMEOUT).await;
     };
     tokio::select! {
         ended = both => ended.map(|((), ())| ()),

@@ -1,4 +1,4 @@
-//! The program: reads its environment, listens, serves, and ends at SIGTERM.
+//! The program: reads its environment, listens, serves, and shuts down on SIGTERM.
 
 use shop_checkout::{Settings, serve};
 use tokio::net::TcpListener;

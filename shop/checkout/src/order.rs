@@ -10,7 +10,7 @@ use crate::database::{NewOrder, Stored};
 use crate::error::Error;
 use crate::identity::Answer;
 
-const LARGEST_QUANTITY: u32 = 1000;
+const MAX_QUANTITY: u32 = 1000;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct OrderRequest {
@@ -35,7 +35,7 @@ pub(crate) struct Order {
 }
 
 impl Checkout {
-    /// Places an order that arrived `over` a protocol, and tells everyone who listens.
+    /// Places an order that was received `over` a protocol, and notifies all subscribers.
     pub(crate) async fn place_order(
         &self,
         request: OrderRequest,
@@ -43,9 +43,9 @@ impl Checkout {
         trace: &HeaderMap,
     ) -> Result<Arc<Order>, Error> {
         let OrderRequest { item, quantity, .. } = &request;
-        if !(1..=LARGEST_QUANTITY).contains(quantity) {
+        if !(1..=MAX_QUANTITY).contains(quantity) {
             return Err(Error::BadOrder(format!(
-                "a quantity is between 1 and {LARGEST_QUANTITY}, not {quantity}"
+                "a quantity is between 1 and {MAX_QUANTITY}, not {quantity}"
             )));
         }
         let reserved = self.inventory.reserve(item, *quantity, trace).await?;
@@ -59,7 +59,7 @@ impl Checkout {
                 return Err(error);
             }
         };
-        // An error only means that nobody listens.
+        // An error only means that there are no subscribers.
         let _ = self.placed_orders.send(order.clone());
         Ok(order)
     }

@@ -16,12 +16,12 @@ use crate::identity::Answer;
 use crate::proto::Identity;
 use crate::settings::Settings;
 
-const PATIENCE: Duration = Duration::from_secs(3);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A datagram may be lost: ask again after a while, a few times.
-const DATAGRAM_PATIENCE: Duration = Duration::from_millis(500);
-const DATAGRAM_TRIES: u32 = 4;
-const LARGEST_DATAGRAM: usize = 2048;
+/// A datagram may be lost: it is sent again after a timeout, a few times.
+const DATAGRAM_TIMEOUT: Duration = Duration::from_millis(500);
+const DATAGRAM_ATTEMPTS: u32 = 4;
+const MAX_DATAGRAM_BYTES: usize = 2048;
 
 pub(crate) struct Pricing {
     http: reqwest::Client,
@@ -76,7 +76,9 @@ impl Rate {
 impl Pricing {
     pub(crate) fn new(settings: &Settings) -> anyhow::Result<Self> {
         Ok(Self {
-            http: reqwest::Client::builder().timeout(PATIENCE).build()?,
+            http: reqwest::Client::builder()
+                .timeout(REQUEST_TIMEOUT)
+                .build()?,
             url: settings.pricing_url.clone(),
             tcp: settings.pricing_tcp.clone(),
             udp: settings.pricing_udp.clone(),
@@ -109,46 +111,49 @@ impl Pricing {
     }
 
     pub(crate) async fn tax(&self, cents: i64) -> Result<Tax, Error> {
-        let line = timeout(PATIENCE, ask_line(&self.tcp, &format!("TAX {cents}\n")))
-            .await
-            .map_err(|_elapsed| anyhow!("no answer within {PATIENCE:?}"))
-            .and_then(|answered| Ok(answered?))
-            .map_err(|source| Error::failed("pricing", &self.tcp, source))?;
+        let line = timeout(
+            REQUEST_TIMEOUT,
+            request_line(&self.tcp, &format!("TAX {cents}\n")),
+        )
+        .await
+        .map_err(|_elapsed| anyhow!("timed out after {REQUEST_TIMEOUT:?}"))
+        .and_then(|response| Ok(response?))
+        .map_err(|source| Error::failed("pricing", &self.tcp, source))?;
         understand(&self.tcp, &line, Some(StatusCode::BAD_REQUEST))
     }
 
     pub(crate) async fn rate(&self, from: &str, to: &str) -> Result<Rate, Error> {
-        let datagram = ask_datagram(&self.udp, &format!("RATE {from} {to}"))
+        let datagram = request_datagram(&self.udp, &format!("RATE {from} {to}"))
             .await
             .map_err(|source| Error::failed("pricing", &self.udp, source))?;
         understand(&self.udp, &datagram, Some(StatusCode::BAD_REQUEST))
     }
 }
 
-async fn ask_line(address: &str, question: &str) -> io::Result<Vec<u8>> {
+async fn request_line(address: &str, request: &str) -> io::Result<Vec<u8>> {
     let mut connection = BufReader::new(TcpStream::connect(address).await?);
-    connection.write_all(question.as_bytes()).await?;
+    connection.write_all(request.as_bytes()).await?;
     let mut line = Vec::new();
     connection.read_until(b'\n', &mut line).await?;
     Ok(line)
 }
 
-async fn ask_datagram(address: &str, question: &str) -> anyhow::Result<Vec<u8>> {
+async fn request_datagram(address: &str, request: &str) -> anyhow::Result<Vec<u8>> {
     let socket = UdpSocket::bind("0.0.0.0:0").await?;
     socket.connect(address).await?;
-    let mut answer = vec![0; LARGEST_DATAGRAM];
-    for _ in 0..DATAGRAM_TRIES {
-        socket.send(question.as_bytes()).await?;
-        if let Ok(received) = timeout(DATAGRAM_PATIENCE, socket.recv(&mut answer)).await {
+    let mut answer = vec![0; MAX_DATAGRAM_BYTES];
+    for _ in 0..DATAGRAM_ATTEMPTS {
+        socket.send(request.as_bytes()).await?;
+        if let Ok(received) = timeout(DATAGRAM_TIMEOUT, socket.recv(&mut answer)).await {
             answer.truncate(received?);
             return Ok(answer);
         }
     }
-    bail!("no answer to {DATAGRAM_TRIES} datagrams")
+    bail!("no response to {DATAGRAM_ATTEMPTS} datagrams")
 }
 
-/// Reads an answer from `address`. With a `refusal` status, a body that explains itself is a refusal with that status;
-/// everything else that was not expected is a failure of pricing.
+/// Parses a response from `address`. With a `refusal` status, a body with a reason is a refusal with that status;
+/// anything else that is unexpected is a failure of pricing.
 fn understand<T: DeserializeOwned>(
     address: &str,
     answer: &[u8],

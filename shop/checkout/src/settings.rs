@@ -1,4 +1,4 @@
-//! Everything checkout is told from outside: its environment, the shop's configuration file and its secret.
+//! Everything that configures checkout: its environment, the shop's configuration file and its secret.
 
 use std::env;
 use std::fmt;
@@ -8,7 +8,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Where to listen, where the neighbours are, and which files to read.
+/// Listening ports, addresses of the other services, and files to read.
 #[derive(Clone)]
 pub struct Settings {
     pub http_port: u16,
@@ -42,8 +42,8 @@ impl Settings {
         })
     }
 
-    /// Reads the file anew each time: it is small, and it changes under a running pod. Without a readable file the
-    /// defaults hold.
+    /// Reads the file on each call: it is small, and it changes while the pod runs. Without a readable file the defaults
+    /// apply.
     pub(crate) async fn shop_config(&self) -> ShopConfig {
         let text = tokio::fs::read(&self.config_file).await.unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
@@ -89,7 +89,7 @@ impl Default for ShopConfig {
     }
 }
 
-/// Whether the secret is there, and which one it is, without telling the secret.
+/// Whether the secret exists, and its fingerprint, without revealing the secret.
 #[derive(Debug, Serialize)]
 pub(crate) struct ApiKey {
     present: bool,

@@ -10,7 +10,7 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::Checkout;
 use crate::order::Order;
 
-/// Answers each message until either side ends. With `placed_orders`, also tells of each order placed at this replica.
+/// Echoes each message until either side closes. With `placed_orders`, also sends each order placed at this replica.
 pub(crate) async fn talk(
     checkout: Arc<Checkout>,
     mut socket: WebSocket,
@@ -31,11 +31,11 @@ pub(crate) async fn talk(
             return;
         }
     }
-    // The other side may be gone already.
+    // The peer may have closed already.
     let _ = socket.send(Message::Close(None)).await;
 }
 
-/// Waits for ever when nobody asked for orders.
+/// Never completes when the client did not subscribe to orders.
 async fn next_order(placed_orders: &mut Option<Receiver<Arc<Order>>>) -> Value {
     let Some(placed_orders) = placed_orders else {
         return std::future::pending().await;

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 pub(crate) const STOCK: u32 = 100;
 
-/// A running checkout. It ends when this is dropped.
+/// A running checkout. It shuts down when this is dropped.
 pub(crate) struct Running {
     pub(crate) http: SocketAddr,
     pub(crate) grpc: SocketAddr,
@@ -74,9 +74,9 @@ async fn read(response: reqwest::Response) -> (u16, Value) {
     (status, body)
 }
 
-/// Settings in which every neighbour is away.
-pub(crate) async fn nobody() -> Settings {
-    // The port was free a moment ago, and nobody listens there now.
+/// Settings with which every other service is unreachable.
+pub(crate) async fn unreachable_settings() -> Settings {
+    // The port was free a moment ago, and nothing listens there now.
     let away = listen().await.1.to_string();
     Settings {
         http_port: 0,
@@ -92,7 +92,7 @@ pub(crate) async fn nobody() -> Settings {
     }
 }
 
-/// An inventory that only has books, and remembers the last baggage it saw.
+/// An inventory that only has books, and records the last baggage header.
 #[derive(Clone)]
 pub(crate) struct FakeInventory {
     pub(crate) address: SocketAddr,
@@ -179,7 +179,7 @@ impl inventory_server::Inventory for FakeInventory {
     }
 }
 
-/// Starts a pricing that gives every question the same answer, and makes `settings` lead to it.
+/// Starts a pricing service with fixed responses, and points `settings` to it.
 pub(crate) async fn start_pricing(settings: &mut Settings) {
     let price = json!({
         "total_cents": 1000, "discount_percent": 0, "currency": "EUR", "identity": identity("pricing"),

@@ -3,7 +3,7 @@ use shop_checkout::proto::PlaceOrderRequest;
 use shop_checkout::proto::checkout_client::CheckoutClient;
 use tonic::Code;
 
-use crate::neighbours::{FakeInventory, Running, STOCK, nobody, start_pricing};
+use crate::neighbours::{FakeInventory, Running, STOCK, start_pricing, unreachable_settings};
 
 /// The order fails because of `neighbour`, and says so.
 fn check_failed((status, body): &(u16, Value), neighbour: &str) {
@@ -16,8 +16,8 @@ fn check_failed((status, body): &(u16, Value), neighbour: &str) {
 }
 
 #[tokio::test]
-async fn without_neighbours_checkout_is_healthy_and_names_the_first_it_misses() {
-    let checkout = Running::start(nobody().await).await;
+async fn without_other_services_checkout_is_healthy_and_names_the_first_that_failed() {
+    let checkout = Running::start(unreachable_settings().await).await;
     let (status, health) = checkout.get("/health").await;
     assert_eq!((status, &health["healthy"]), (200, &json!(true)));
     check_failed(&checkout.order("book").await, "inventory");
@@ -26,9 +26,9 @@ async fn without_neighbours_checkout_is_healthy_and_names_the_first_it_misses() 
 }
 
 #[tokio::test]
-async fn a_failed_order_gives_its_reservation_back() {
+async fn a_failed_order_releases_its_reservation() {
     let inventory = FakeInventory::start().await;
-    let mut settings = nobody().await;
+    let mut settings = unreachable_settings().await;
     settings.inventory = inventory.address.to_string();
 
     let without_pricing = Running::start(settings.clone()).await;
@@ -44,7 +44,7 @@ async fn a_failed_order_gives_its_reservation_back() {
 
 #[tokio::test]
 async fn a_refusal_is_not_a_failure() {
-    let mut settings = nobody().await;
+    let mut settings = unreachable_settings().await;
     settings.inventory = FakeInventory::start().await.address.to_string();
     let checkout = Running::start(settings).await;
     for (item, expected) in [("unicorn", 404), ("lamp", 409)] {
@@ -56,7 +56,7 @@ async fn a_refusal_is_not_a_failure() {
 
 #[tokio::test]
 async fn stock_is_scanned_over_one_stream() {
-    let mut settings = nobody().await;
+    let mut settings = unreachable_settings().await;
     settings.inventory = FakeInventory::start().await.address.to_string();
     let checkout = Running::start(settings).await;
     let (_, body) = checkout.get("/stock?items=book,pen").await;
@@ -66,8 +66,8 @@ async fn stock_is_scanned_over_one_stream() {
 }
 
 #[tokio::test]
-async fn grpc_errors_say_who_answers() {
-    let checkout = Running::start(nobody().await).await;
+async fn grpc_errors_carry_the_identity() {
+    let checkout = Running::start(unreachable_settings().await).await;
     let url = format!("http://{}", checkout.grpc);
     let mut client = CheckoutClient::connect(url).await.unwrap();
     let request = PlaceOrderRequest {
@@ -90,7 +90,7 @@ async fn grpc_errors_say_who_answers() {
 #[tokio::test]
 async fn config_follows_its_file_and_the_secret_stays_secret() {
     let folder = tempfile::tempdir().unwrap();
-    let mut settings = nobody().await;
+    let mut settings = unreachable_settings().await;
     settings.config_file = folder.path().join("shop.json");
     settings.api_key_file = folder.path().join("api-key");
     let checkout = Running::start(settings.clone()).await;

@@ -3,11 +3,11 @@ use serde_json::Value;
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::neighbours::{Running, nobody};
+use crate::neighbours::{Running, unreachable_settings};
 
 #[tokio::test]
-async fn messages_come_back_signed_until_the_service_ends() {
-    let checkout = Running::start(nobody().await).await;
+async fn messages_are_echoed_with_the_identity_until_shutdown() {
+    let checkout = Running::start(unreachable_settings().await).await;
     let url = format!("ws://{}/ws?orders=true", checkout.http);
     let (mut socket, _) = connect_async(url).await.unwrap();
 
