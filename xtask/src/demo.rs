@@ -29,6 +29,6 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<ExitCode> {
     match arguments.clusters {
         Some(clusters) => clusters::run(arguments, clusters),
         None if !arguments.contexts.is_empty() => clusters::run(arguments, 0),
-        None => on_this_machine(),
+        None => on_this_machine(None),
     }
 }

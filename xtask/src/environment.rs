@@ -1,16 +1,19 @@
 //! Every environment variable that the repository's commands read, set or pass on.
 
-/// Contexts of a kubeconfig, separated by commas, that the stories use instead of the lab.
+/// Contexts of a kubeconfig, separated by commas, that the end-to-end tests use instead of the lab.
 pub(crate) const CONTEXTS: &str = "STANDIN_CONTEXTS";
 
-/// The folder of `standin` and `standind` for the stories.
+/// The folder of `standin` and `standind` for the end-to-end tests.
 pub(crate) const PROGRAMS: &str = "STANDIN_PROGRAMS";
 
-/// The folder of the compiled programs that stand in, for the stories.
+/// The folder of the compiled fixtures of the end-to-end tests.
 pub(crate) const FIXTURES: &str = "STANDIN_FIXTURES";
 
 /// The folder of the AWS CLI, moto and botocore, for the tests of sessions and of tokens.
 pub(crate) const AWS_TOOLS: &str = "STANDIN_AWS_TOOLS";
+
+/// The debugger of Go, for the tests of sessions.
+pub(crate) const DELVE: &str = "STANDIN_DELVE";
 
 /// The folder of the running package's manifest. Set by `cargo run`.
 pub(crate) const CARGO_MANIFEST_DIR: &str = "CARGO_MANIFEST_DIR";
@@ -37,6 +40,7 @@ pub(crate) const KEPT_BY_SUDO: &[&str] = &[
     PROGRAMS,
     FIXTURES,
     AWS_TOOLS,
+    DELVE,
     lab::environment::SHOP_PROGRAMS,
     lab::environment::STATIC_STANDIND,
     lab::environment::SHOP_NODE,

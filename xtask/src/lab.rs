@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use lab::binaries::Binaries;
-use lab::surroundings::{self, Demand};
+use lab::host_checks::{self, ResourceDemand};
 use lab::wire::{Conditions, Loss, Rate};
 use lab::{Lab, LabRequest, LabStatus, Lifetime, Paths, Power, Progress, Shape};
 
@@ -216,13 +216,13 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
 /// What is done as the caller before anything is done as root: packages, and the programs that are built from source.
 /// The machine is checked first, so that one that cannot run the lab is left as it was.
 pub(crate) fn prepare(paths: &Paths, clusters: usize, nodes: usize) -> Result<()> {
-    let demand = Demand {
+    let demand = ResourceDemand {
         clusters: clusters as u64,
         nodes: (clusters * nodes) as u64,
     };
-    surroundings::check_before_preparing(paths, demand)?;
+    host_checks::check_before_preparing(paths, demand)?;
     privilege::check(PURPOSE_OF_ROOT)?;
-    packages::install_missing(&surroundings::REQUIREMENTS)?;
+    packages::install_missing(&host_checks::REQUIREMENTS)?;
     Binaries::ensure(paths, &Progress::to_stderr())?;
     Ok(())
 }
@@ -385,11 +385,11 @@ fn render(status: &LabStatus) -> String {
     for link in &status.links {
         let dialling = if link.dialling { "" } else { ", may not dial" };
         text += &format!(
-            "  {} -> {}: {}{dialling}; {} packets carried, {} lost, {} cut\n",
+            "  {} -> {}: {}{dialling}; {} packets forwarded, {} lost, {} cut\n",
             link.from,
             link.to,
             link.conditions,
-            link.counters.carried.packets,
+            link.counters.forwarded.packets,
             link.counters.lost.packets,
             link.counters.cut.packets,
         );

@@ -7,6 +7,7 @@
 
 mod aws;
 mod bench;
+mod delve;
 mod demo;
 mod duration;
 mod environment;
@@ -57,7 +58,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    ::lab::role::run_if_asked();
+    ::lab::role::run_if_requested();
     let result = match Command::parse() {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Lab(arguments) => lab::run(arguments),

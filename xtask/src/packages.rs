@@ -1,7 +1,7 @@
 //! The Debian packages that the commands need, and installing those that are missing.
 
 use anyhow::{Context, Result};
-use lab::surroundings::{self, Requirement};
+use lab::host_checks::{self, Requirement};
 
 use crate::{environment, privilege, process};
 
@@ -20,7 +20,17 @@ pub(crate) const SHOP: [Requirement; 2] = [
 ];
 
 /// What sessions on one machine are tested with.
-pub(crate) const SESSION: [Requirement; 9] = [
+pub(crate) const SESSION: [Requirement; 11] = [
+    Requirement {
+        program: "gdb",
+        package: "gdb",
+        purpose: "debugs programs in sessions",
+    },
+    Requirement {
+        program: "strace",
+        package: "strace",
+        purpose: "traces programs in sessions",
+    },
     Requirement {
         program: "podman",
         package: "podman",
@@ -91,7 +101,7 @@ pub(crate) const PYTHON_PACKAGE_INSTALLER: [Requirement; 1] = [Requirement {
 
 /// Installs the packages of the programs that are missing, and says so before it does. Returns their names.
 pub(crate) fn install_missing(requirements: &[Requirement]) -> Result<Vec<&'static str>> {
-    let missing = surroundings::missing(requirements);
+    let missing = host_checks::missing(requirements);
     if missing.is_empty() {
         return Ok(Vec::new());
     }

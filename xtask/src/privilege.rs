@@ -80,6 +80,10 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     }
 }
 
+pub(crate) fn is_root() -> bool {
+    geteuid().is_root()
+}
+
 fn access() -> Access {
     if geteuid().is_root() {
         return Access::Root;

@@ -25,17 +25,6 @@ pub(crate) struct Finished {
     pub(crate) output: String,
 }
 
-impl Finished {
-    /// Both as if they were one program that ended as the first one that failed.
-    pub(crate) fn and_then(mut self, next: &Self) -> Self {
-        self.output.push_str(&next.output);
-        if self.status.success() {
-            self.status = next.status;
-        }
-        self
-    }
-}
-
 /// Runs a program whose output the reader sees at once. Its standard output becomes talk: it goes to standard error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     announce(command);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use lab::remains::Remains;
+use lab::cleanup::HostResources;
 use lab::{Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 
 use crate::{duration, privilege, process, table};
@@ -160,11 +160,11 @@ fn list() -> String {
 fn up_and_down(_: u32) -> Result<()> {
     let name = &format!("soak-{}", std::process::id());
     let paths = Paths::from_environment();
-    let before = Remains::now();
+    let before = HostResources::snapshot();
     let request = LabRequest::new(name, 2, 1, Shape::Full)?;
     let _lab = Lab::up(&paths, &request, Lifetime::Owned, &Progress::silent())?;
     Lab::down(&paths, name)?;
-    let left = Remains::settle(&before, &[], Duration::from_secs(30));
+    let left = HostResources::wait_for_cleanup(&before, &[], Duration::from_secs(30));
     ensure!(left.is_empty(), "left behind: {left:?}");
     Ok(())
 }

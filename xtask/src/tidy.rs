@@ -5,11 +5,14 @@
 
 mod dependencies;
 pub(crate) mod fragments;
+mod language;
 mod links;
+mod machine_specific;
 mod manifests;
+mod map;
 mod sizes;
+mod skipped_tests;
 mod versions;
-mod words;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -74,8 +77,11 @@ pub(crate) fn findings(repository: &Repository) -> Result<Vec<Finding>> {
     findings.extend(manifests::check(sources));
     findings.extend(fragments::check(sources));
     findings.extend(versions::check(sources));
-    findings.extend(words::check(sources));
+    findings.extend(machine_specific::check(sources));
+    findings.extend(language::check(sources));
     findings.extend(links::check(sources, paths));
+    findings.extend(map::check(sources, paths));
+    findings.extend(skipped_tests::check(sources));
     let stale =
         generate::stale_files(root).context("making the generated files, to compare them")?;
     findings.extend(
@@ -87,12 +93,12 @@ pub(crate) fn findings(repository: &Repository) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Whatever disagrees about the version, for a release.
+/// Files that disagree about the version, for a release.
 pub(crate) fn version_findings(sources: &[Source]) -> Vec<Finding> {
     versions::check(sources)
 }
 
-/// What the rules look at.
+/// What the rules check.
 #[derive(Debug)]
 pub(crate) struct Repository {
     root: PathBuf,

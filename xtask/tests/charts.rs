@@ -1,7 +1,7 @@
 //! The charts, rendered by Helm as it is: what values do, which are refused, and what documents promise about them. And
 //! the workflows that release them, whose shell is run for real.
 //!
-//! Nothing here needs a cluster; what does is told in the stories of `crates/e2e`.
+//! Nothing here needs a cluster; the scenarios of `crates/e2e` test what does.
 
 #![allow(
     clippy::unwrap_used,

@@ -33,7 +33,7 @@ func main() {
 		log.Fatal(err)
 	}
 	fmt.Println(pid)
-	// Whoever started the service holds its standard input, and it ends with them.
+	// The parent holds our standard input; we exit when the parent does.
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// What it looks at: of the sample service on this machine, or of a service of the shop in a cluster.
-var places = map[string][4]string{
+// What it reads: from the sample service on this machine, or from a service of the shop in a cluster.
+var sources = map[string][4]string{
 	"": {
 		"CHECKOUT_CURRENCY",
 		"/etc/checkout/settings.yaml",
@@ -30,7 +30,7 @@ var places = map[string][4]string{
 }
 
 func main() {
-	place := places[strings.Join(os.Args[1:], " ")]
+	place := sources[strings.Join(os.Args[1:], " ")]
 	variable, file, name, address := place[0], place[1], place[2], place[3]
 	found := bufio.NewWriter(os.Stdout)
 	defer found.Flush()

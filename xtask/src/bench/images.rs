@@ -71,7 +71,7 @@ impl ImagePrograms {
             let archive = image.write(&folder.0.join(format!("{number}.tar")))?;
             lab.load_image(archive.path())?;
         }
-        let pause = recipes::pause(&paths.images(), &|text| progress.step(text))?;
+        let pause = recipes::sandbox(&paths.images(), &|text| progress.step(text))?;
         lab.load_image(pause.path())?;
         Ok(())
     }

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
+use lab::cleanup::HostResources;
 use lab::image::Image;
-use lab::remains::Remains;
 use lab::{Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 
 use super::Row;
@@ -26,14 +26,14 @@ pub(super) fn measure() -> Result<Vec<Row>> {
     drop(bring_up(&paths, name, 1)?);
     Lab::down(&paths, name)?;
 
-    let before = Remains::now();
+    let before = HostResources::snapshot();
     let one = measure_clusters(&paths, name, 1)?;
     let start_of_two = Instant::now();
     // Held until the end: the lab is gone with it.
     let _two_clusters = bring_up(&paths, name, 2)?;
     let two = start_of_two.elapsed();
     let three = measure_clusters(&paths, name, 3)?;
-    let left = Remains::settle(&before, &[], Duration::from_secs(5));
+    let left = HostResources::wait_for_cleanup(&before, &[], Duration::from_secs(5));
     for (kind, name) in &left {
         eprintln!("left behind: {kind} {name}");
     }

@@ -12,7 +12,7 @@ pub(super) fn measure() -> Result<Vec<Row>> {
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     let plain = gigabits(found.veth_bits_per_second);
     let single_packets = gigabits(found.wire_single_packets_bits_per_second);
-    let wanted = milliseconds(found.delayed_round_trip_wanted);
+    let wanted = milliseconds(found.delayed_round_trip_expected);
     Ok(vec![
         Row::new(
             "throughput at 0 ms",

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
-use lab::surroundings::Requirement;
+use lab::host_checks::Requirement;
 use nix::unistd::geteuid;
 
 use crate::{environment, packages, process, workspace};
@@ -45,10 +45,14 @@ const ONLY_INSIDE: [&str; 5] = [
     "7 of book",
 ];
 
-pub(crate) fn run() -> Result<ExitCode> {
+/// Runs the demo with the `standin` and `standind` of a directory, or else with those that it builds.
+pub(crate) fn run(programs: Option<&Path>) -> Result<ExitCode> {
     let root = workspace::root()?;
     packages::install_missing(&REQUIREMENTS)?;
-    let programs = Programs::build(&root)?;
+    let programs = match programs {
+        Some(directory) => Programs::build_with(&root, directory)?,
+        None => Programs::build(&root)?,
+    };
     let service = Service::start(&root.join("xtask/demo/service.sh"), &programs)?;
 
     println!(
@@ -123,6 +127,11 @@ impl Programs {
             "--package=cli",
             "--package=server",
         ]))?;
+        Self::build_with(root, &workspace::target()?.join("debug"))
+    }
+
+    /// Builds the sample programs, for a `standin` that was built already.
+    fn build_with(root: &Path, standin: &Path) -> Result<Self> {
         let folder = workspace::target()?.join("demo");
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         process::run(
@@ -133,14 +142,18 @@ impl Programs {
                 .env(environment::CGO_ENABLED, "0")
                 .current_dir(root.join("xtask/demo")),
         )?;
-        Self::built()
+        Self::found(standin)
     }
 
     /// Those that were built before.
     pub(super) fn built() -> Result<Self> {
+        Self::found(&workspace::target()?.join("debug"))
+    }
+
+    fn found(standin: &Path) -> Result<Self> {
         let folder = workspace::target()?.join("demo");
         Ok(Programs {
-            standin: workspace::target()?.join("debug/standin"),
+            standin: standin.join("standin"),
             look: folder.join("look"),
             inventory: folder.join("inventory"),
             checkout: folder.join("checkout"),

@@ -3,20 +3,31 @@
 use std::fmt;
 use std::iter::Sum;
 
+use anyhow::Result;
+
+use super::results::TestResult;
 use crate::process::Finished;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
+    pub(crate) skipped: u64,
 }
 
-/// What a phase has to say in the end.
-#[derive(Debug, Default, PartialEq, Eq)]
+/// Runs a failed test once more, alone, and returns whether it passed.
+pub(crate) type Retry = Box<dyn FnOnce() -> Result<bool> + Send>;
+
+/// The result of a phase, or of a part of it.
+#[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) counts: Counts,
-    /// What the counts alone do not tell.
+    /// Details beyond the counts.
     pub(crate) notes: Vec<String>,
+    /// Single tests, each with the label of its executable.
+    pub(crate) tests: Vec<(String, TestResult)>,
+    /// Failed tests that can be run again, by name. Each is one of the failures in `counts`.
+    pub(crate) retries: Vec<(String, Retry)>,
 }
 
 /// A program that runs tests, named for the way it reports them.
@@ -47,7 +58,7 @@ impl Runner {
     pub(crate) fn judge(self, name: &str, finished: &Finished) -> Outcome {
         let counts = self.count(&finished.output).unwrap_or_default();
         let status = finished.status;
-        if counts == Counts::default() {
+        if counts.passed == 0 && counts.failed == 0 {
             return Outcome::failure(format!("{name} ended without running a test ({status})"));
         }
         let mut outcome = Outcome::counted(counts);
@@ -64,40 +75,53 @@ impl Outcome {
     pub(crate) fn counted(counts: Counts) -> Self {
         Self {
             counts,
-            notes: Vec::new(),
+            ..Self::default()
         }
     }
 
     /// One check that passed.
     pub(crate) fn success() -> Self {
-        Self::counted(Counts {
-            passed: 1,
-            failed: 0,
-        })
+        Self::counted(Counts::passed(1))
     }
 
     /// One check that failed.
     pub(crate) fn failure(note: impl Into<String>) -> Self {
         Self {
-            counts: Counts {
-                passed: 0,
-                failed: 1,
-            },
+            counts: Counts::failed(1),
             notes: vec![note.into()],
+            ..Self::default()
         }
     }
 
     /// Nothing was tested.
     pub(crate) fn note(note: impl Into<String>) -> Self {
         Self {
-            counts: Counts::default(),
             notes: vec![note.into()],
+            ..Self::default()
         }
     }
 
     pub(crate) fn add(&mut self, other: Self) {
         self.counts = [self.counts, other.counts].into_iter().sum();
         self.notes.extend(other.notes);
+        self.tests.extend(other.tests);
+        self.retries.extend(other.retries);
+    }
+}
+
+impl Counts {
+    fn passed(passed: u64) -> Self {
+        Self {
+            passed,
+            ..Self::default()
+        }
+    }
+
+    fn failed(failed: u64) -> Self {
+        Self {
+            failed,
+            ..Self::default()
+        }
     }
 }
 
@@ -106,25 +130,38 @@ impl Sum for Counts {
         counts.fold(Self::default(), |total, one| Self {
             passed: total.passed + one.passed,
             failed: total.failed + one.failed,
+            skipped: total.skipped + one.skipped,
         })
     }
 }
 
 impl fmt::Display for Counts {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} passed, {} failed", self.passed, self.failed)
+        write!(
+            formatter,
+            "{} passed, {} failed, {} skipped",
+            self.passed, self.failed, self.skipped
+        )
     }
 }
 
-/// What is zero is left out: in a column of phases the failures must stand out.
+/// Zeros are left out: in a column of phases the failures must stand out.
 impl fmt::Display for Outcome {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counts { passed, failed } = self.counts;
-        match (passed, failed) {
-            (0, 0) => formatter.write_str(&self.notes.join("; ")),
-            (_, 0) => write!(formatter, "{passed} passed"),
-            (0, _) => write!(formatter, "{failed} failed"),
-            _ => self.counts.fmt(formatter),
+        let Counts {
+            passed,
+            failed,
+            skipped,
+        } = self.counts;
+        let parts: Vec<String> = [(passed, "passed"), (failed, "failed"), (skipped, "skipped")]
+            .into_iter()
+            .filter(|(number, _)| *number > 0)
+            .map(|(number, word)| format!("{number} {word}"))
+            .collect();
+        if parts.is_empty() {
+            formatter.write_str(&self.notes.join("; "))
+        } else {
+            formatter.write_str(&parts.join(", "))
         }
     }
 }
@@ -139,21 +176,16 @@ fn cargo_line(line: &str) -> Option<Counts> {
     Some(Counts {
         passed: number_before(parts.next()?, " passed")?,
         failed: number_before(parts.next()?, " failed")?,
+        skipped: number_before(parts.next()?, " ignored")?,
     })
 }
 
 /// `--- PASS: TestName (0.00s)`. A subtest's line is indented: it is part of the test that it belongs to.
 fn go_line(line: &str) -> Option<Counts> {
     if line.starts_with("--- PASS: ") {
-        Some(Counts {
-            passed: 1,
-            failed: 0,
-        })
+        Some(Counts::passed(1))
     } else if line.starts_with("--- FAIL: ") {
-        Some(Counts {
-            passed: 0,
-            failed: 1,
-        })
+        Some(Counts::failed(1))
     } else {
         None
     }
@@ -164,13 +196,11 @@ fn playwright_line(line: &str) -> Option<Counts> {
     let (number, word) = line.strip_prefix("  ")?.split_once(' ')?;
     let number = number.parse().ok()?;
     match word.split(' ').next()? {
-        "passed" => Some(Counts {
-            passed: number,
-            failed: 0,
-        }),
-        "failed" | "flaky" | "interrupted" | "did" => Some(Counts {
-            passed: 0,
-            failed: number,
+        "passed" => Some(Counts::passed(number)),
+        "failed" | "flaky" | "interrupted" | "did" => Some(Counts::failed(number)),
+        "skipped" => Some(Counts {
+            skipped: number,
+            ..Counts::default()
         }),
         _ => None,
     }
@@ -198,9 +228,11 @@ fn unittest_count(output: &str) -> Option<Counts> {
             .unwrap_or(0)
     };
     let failed = named("failures") + named("errors") + named("unexpected successes");
+    let skipped = named("skipped");
     Some(Counts {
-        passed: ran.saturating_sub(failed + named("skipped")),
+        passed: ran.saturating_sub(failed + skipped),
         failed,
+        skipped,
     })
 }
 
@@ -212,13 +244,11 @@ fn node_line(line: &str) -> Option<Counts> {
         .split_once(' ')?;
     let number: u64 = number.trim().parse().ok()?;
     match name {
-        "pass" => Some(Counts {
-            passed: number,
-            failed: 0,
-        }),
-        "fail" | "cancelled" => Some(Counts {
-            passed: 0,
-            failed: number,
+        "pass" => Some(Counts::passed(number)),
+        "fail" | "cancelled" => Some(Counts::failed(number)),
+        "skipped" => Some(Counts {
+            skipped: number,
+            ..Counts::default()
         }),
         _ => None,
     }
@@ -235,8 +265,12 @@ mod tests {
 
     use super::*;
 
-    fn check(runner: Runner, output: &str, expected: Option<(u64, u64)>) {
-        let expected = expected.map(|(passed, failed)| Counts { passed, failed });
+    fn check(runner: Runner, output: &str, expected: Option<(u64, u64, u64)>) {
+        let expected = expected.map(|(passed, failed, skipped)| Counts {
+            passed,
+            failed,
+            skipped,
+        });
         assert_eq!(runner.count(output), expected, "{runner:?}: {output}");
     }
 
@@ -247,7 +281,7 @@ mod tests {
             "running 3 tests\ntest a ... ok\n\n\
              test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s\n\n\
              test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n",
-            Some((4, 2)),
+            Some((4, 2, 1)),
         );
         check(
             Runner::Cargo,
@@ -262,7 +296,7 @@ mod tests {
             Runner::Go,
             "=== RUN   TestOne\n=== RUN   TestOne/part\n--- PASS: TestOne (0.00s)\n    --- PASS: TestOne/part (0.00s)\n\
              --- FAIL: TestTwo (0.00s)\nFAIL\nFAIL\texample\t0.002s\n",
-            Some((1, 1)),
+            Some((1, 1, 0)),
         );
         check(Runner::Go, "FAIL\texample [build failed]\n", None);
     }
@@ -272,22 +306,22 @@ mod tests {
         check(
             Runner::Unittest,
             "...\n-----\nRan 3 tests in 0.001s\n\nOK\n",
-            Some((3, 0)),
+            Some((3, 0, 0)),
         );
         check(
             Runner::Unittest,
             "Ran 4 tests in 0.001s\n\nOK (skipped=1)\n",
-            Some((3, 0)),
+            Some((3, 0, 1)),
         );
         check(
             Runner::Unittest,
             "Ran 1 test in 0.001s\n\nFAILED (errors=1)\n",
-            Some((0, 1)),
+            Some((0, 1, 0)),
         );
         check(
             Runner::Unittest,
             "Ran 9 tests in 0.1s\n\nFAILED (failures=1, errors=2, skipped=3)\n",
-            Some((3, 3)),
+            Some((3, 3, 3)),
         );
         check(
             Runner::Unittest,
@@ -301,12 +335,12 @@ mod tests {
         check(
             Runner::Node,
             "TAP version 13\n# tests 5\n# suites 0\n# pass 3\n# fail 1\n# cancelled 1\n# skipped 0\n# todo 0\n",
-            Some((3, 2)),
+            Some((3, 2, 0)),
         );
         check(
             Runner::Node,
             "ℹ tests 2\nℹ pass 2\nℹ fail 0\nℹ duration_ms 41.2\n",
-            Some((2, 0)),
+            Some((2, 0, 0)),
         );
         check(Runner::Node, "node: bad option: --test\n", None);
     }
@@ -316,9 +350,9 @@ mod tests {
         check(
             Runner::Playwright,
             "  ✓  1 a (2s)\n  2 failed\n    tests/page.spec.ts:1:1\n  1 did not run\n  7 passed (48.7s)\n",
-            Some((7, 3)),
+            Some((7, 3, 0)),
         );
-        check(Runner::Playwright, "  3 passed (1.2s)\n", Some((3, 0)));
+        check(Runner::Playwright, "  3 passed (1.2s)\n", Some((3, 0, 0)));
         check(Runner::Playwright, "Error: No tests found\n", None);
     }
 

@@ -1,30 +1,53 @@
 //! The phases, in the order in which they run: what is quick to fail comes first.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::OnceLock;
+use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::ValueEnum;
 use lab::binaries::Binaries;
+use lab::host_checks::{self, ResourceDemand};
 use lab::shop::Programs;
-use lab::standind;
-use lab::surroundings::{self, Demand};
 use lab::{Paths, Progress};
 
+use super::build::{self, Built, TestExecutable};
 use super::counts::{Outcome, Runner};
-use crate::process::Finished;
-use crate::{aws, demo, environment, node, packages, privilege, process, tidy, web, workspace};
+use super::executables::{self, TestRun};
+use crate::{
+    aws, delve, demo, environment, node, packages, privilege, process, tidy, web, workspace,
+};
 
-/// Crates with tests that only root can run. Otherwise these are ignored.
-const NEED_ROOT: &[&str] = &["agent", "cli", "interceptor", "lab", "proxy", "server"];
+/// Crates with tests that need root or tools that this command installs. `cargo test` ignores these tests.
+const NEED_ROOT: &[&str] = &[
+    "agent",
+    "cli",
+    "interceptor",
+    "lab",
+    "operator",
+    "proxy",
+    "server",
+];
+
+/// The crate with the tests on clusters.
+const CLUSTER_TESTS: &str = "e2e";
+
+/// Test executables beside one another. Many of their tests wait, so two cores are not idle while one of them does.
+const EXECUTABLES_AT_ONCE: usize = 2;
+
+/// Test executables most of whose tests wait for timers, connections or other programs: so many of these run at once.
+const WAITING_TESTS: &[(&str, usize)] = &[];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Phase {
     Packages,
     Page,
     Format,
-    Lint,
     Tidy,
+    Build,
+    Lint,
     Unit,
     Shop,
     Browser,
@@ -33,17 +56,34 @@ pub(crate) enum Phase {
     E2e,
 }
 
-/// What the phases need to know of the command line.
+/// What the phases need to know of the command line, and what they share.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) root: PathBuf,
     /// Contexts of the kubeconfig to use instead of the lab.
     pub(crate) contexts: Vec<String>,
+    built: OnceLock<Result<Built, String>>,
 }
 
 impl Settings {
+    pub(crate) fn new(root: PathBuf, contexts: Vec<String>) -> Self {
+        Self {
+            root,
+            contexts,
+            built: OnceLock::new(),
+        }
+    }
+
     pub(crate) fn uses_lab(&self) -> bool {
         self.contexts.is_empty()
+    }
+
+    /// Everything compiled, by the first phase that needs it.
+    fn built(&self) -> Result<&Built> {
+        self.built
+            .get_or_init(|| build::build(&self.root).map_err(|error| format!("{error:#}")))
+            .as_ref()
+            .map_err(|error| anyhow!("the tests could not be compiled: {error}"))
     }
 }
 
@@ -58,13 +98,14 @@ impl Phase {
             Self::Packages => "install the Debian packages that are missing",
             Self::Page => "check and build the page of `standin ui`",
             Self::Format => "cargo fmt --check",
-            Self::Lint => "cargo clippy, warnings are errors",
             Self::Tidy => "the rules of this repository that no compiler knows",
+            Self::Build => "compile the workspace and all tests, and Kubernetes for the lab",
+            Self::Lint => "cargo clippy, warnings are errors",
             Self::Unit => "tests of all crates that need no cluster",
             Self::Shop => "tests of the sample services in Go, Python and Node",
             Self::Browser => "tests of the page in a browser, with real sessions",
             Self::Demo => "the demo on this machine",
-            Self::E2e => "stories on real clusters",
+            Self::E2e => "tests on real clusters",
         }
     }
 
@@ -79,38 +120,40 @@ impl Phase {
             Self::Packages => install_packages(settings),
             Self::Page => web::build(root).map(|()| Outcome::success()),
             Self::Format => check(lab::cargo(root).args(["fmt", "--all", "--check"])),
+            Self::Tidy => run_tidy(),
+            Self::Build => compile(settings),
             Self::Lint => check(
                 lab::cargo(root)
                     .args(["clippy", "--locked", "--workspace", "--all-targets"])
                     .args(["--", "-D", "warnings"]),
             ),
-            Self::Tidy => run_tidy(),
-            Self::Unit => run_unit_tests(root),
+            Self::Unit => run_unit_tests(settings),
             Self::Shop => run_shop_tests(settings),
-            Self::Browser => run_browser_tests(root),
-            Self::Demo => run_demo(),
-            Self::E2e => run_stories(settings),
+            Self::Browser => run_browser_tests(settings),
+            Self::Demo => run_demo(settings.built()?),
+            Self::E2e => run_cluster_tests(settings),
         }
     }
 }
 
 fn install_packages(settings: &Settings) -> Result<Outcome> {
-    let mut wanted = packages::SHOP.to_vec();
-    wanted.extend(packages::SESSION);
-    wanted.extend(packages::PAGE);
-    wanted.extend(packages::BROWSER);
+    let mut requirements = packages::SHOP.to_vec();
+    requirements.extend(packages::SESSION);
+    requirements.extend(packages::PAGE);
+    requirements.extend(packages::BROWSER);
     if settings.uses_lab() {
-        // Two clusters and three nodes, as the stories ask for.
-        let demand = Demand {
+        // Two clusters with three nodes, as the tests on clusters start them.
+        let demand = ResourceDemand {
             clusters: 2,
             nodes: 3,
         };
-        surroundings::check_before_preparing(&Paths::from_environment(), demand)?;
-        wanted.extend(surroundings::REQUIREMENTS);
+        host_checks::check_before_preparing(&Paths::from_environment(), demand)?;
+        requirements.extend(host_checks::REQUIREMENTS);
     }
-    let installed = packages::install_missing(&wanted)?;
+    let installed = packages::install_missing(&requirements)?;
     node::install_if_missing()?;
     aws::install_if_missing()?;
+    delve::install_if_missing()?;
     Ok(Outcome::note(if installed.is_empty() {
         "nothing to install".to_owned()
     } else {
@@ -118,13 +161,31 @@ fn install_packages(settings: &Settings) -> Result<Outcome> {
     }))
 }
 
+/// Kubernetes is built from Go sources while cargo compiles: each has steps that use one core only.
+fn compile(settings: &Settings) -> Result<Outcome> {
+    let binaries = settings.uses_lab().then(|| {
+        thread::spawn(|| Binaries::ensure(&Paths::from_environment(), &Progress::to_stderr()))
+    });
+    let built = settings.built();
+    if let Some(binaries) = binaries {
+        let binaries = binaries.join();
+        binaries.map_err(|_| anyhow!("the build of Kubernetes has panicked"))??;
+    }
+    let built = built?;
+    Ok(Outcome::note(format!(
+        "{} test executables",
+        built.tests.len()
+    )))
+}
+
 fn run_tidy() -> Result<Outcome> {
     ensure!(tidy::run()? == ExitCode::SUCCESS, "see the list above");
     Ok(Outcome::success())
 }
 
-fn run_demo() -> Result<Outcome> {
-    ensure!(demo::on_this_machine()? == ExitCode::SUCCESS, "see above");
+fn run_demo(built: &Built) -> Result<Outcome> {
+    let code = demo::on_this_machine(Some(&built.programs))?;
+    ensure!(code == ExitCode::SUCCESS, "see above");
     Ok(Outcome::success())
 }
 
@@ -152,133 +213,133 @@ fn run_shop_tests(settings: &Settings) -> Result<Outcome> {
     Ok(total)
 }
 
-fn run_browser_tests(root: &Path) -> Result<Outcome> {
+fn run_browser_tests(settings: &Settings) -> Result<Outcome> {
     privilege::check("the tests of the page make networks")?;
-    let command = web::tests(root, &build_standin(root)?)?;
+    let command = web::tests(&settings.root, &settings.built()?.programs)?;
     count(Runner::Playwright, "web/monitor", command)
 }
 
-fn run_unit_tests(root: &Path) -> Result<Outcome> {
-    let standin = build_standin(root)?;
-    let aws_tools = aws::folder()?;
-    let mut command = lab::cargo(root);
-    command
-        .env(environment::PROGRAMS, &standin)
-        .env(environment::AWS_TOOLS, &aws_tools)
-        .args([
-            "test",
-            "--locked",
-            "--workspace",
-            "--exclude=e2e",
-            "--no-fail-fast",
-        ]);
-    let mut outcome = count(Runner::Cargo, "cargo test", command)?;
-    // What needs root is ignored above, so that `cargo test` works for everyone.
-    for package in NEED_ROOT {
-        let executables = build_tests(root, package)?;
-        let folder = root.join("crates").join(package);
-        let as_root = run_as_root(&executables, &folder, |command| {
-            command
-                .arg("--ignored")
-                .env(environment::PROGRAMS, &standin)
-                .env(environment::AWS_TOOLS, &aws_tools);
-        })?;
-        let name = format!("tests of {package} that need root");
-        outcome.add(Runner::Cargo.judge(&name, &as_root));
-    }
+fn run_unit_tests(settings: &Settings) -> Result<Outcome> {
+    let built = settings.built()?;
+    let variables = [
+        (environment::PROGRAMS, OsString::from(&built.programs)),
+        (environment::AWS_TOOLS, aws::folder()?.into()),
+        (environment::DELVE, delve::program()?.into()),
+    ];
+    let runs = built
+        .tests
+        .iter()
+        .filter(|executable| executable.package != CLUSTER_TESTS)
+        .flat_map(|executable| unit_runs(executable, privilege::is_root()))
+        .map(|run| TestRun {
+            variables: variables.to_vec(),
+            threads: threads(&run.label),
+            ..run
+        })
+        .collect();
+    let mut outcome = executables::run_all(runs, EXECUTABLES_AT_ONCE);
+    let mut examples = lab::cargo(&settings.root);
+    examples
+        .env("RUSTFLAGS", lab::standind::STATIC_FLAGS)
+        .args(["test", "--locked", "--workspace", "--doc"])
+        .args(["--target", &lab::standind::host_triple()]);
+    outcome.add(count(Runner::Cargo, "examples in documentation", examples)?);
     Ok(outcome)
 }
 
-/// Builds `standin` and `standind` as the caller, and returns their folder.
-fn build_standin(root: &Path) -> Result<PathBuf> {
-    process::run(lab::cargo(root).args([
-        "build",
-        "--locked",
-        "--package=cli",
-        "--package=server",
-    ]))?;
-    Ok(workspace::target()?.join("debug"))
+/// An executable is run once by root. Another caller runs what needs no root, and root the rest.
+fn unit_runs(executable: &TestExecutable, caller_is_root: bool) -> Vec<TestRun> {
+    let run = TestRun::new(executable);
+    if !NEED_ROOT.contains(&executable.package.as_str()) {
+        return vec![run];
+    }
+    if caller_is_root {
+        return vec![TestRun {
+            selection: Some("--include-ignored"),
+            ..run
+        }];
+    }
+    let as_root = TestRun {
+        label: format!("{} (root)", run.label),
+        as_root: true,
+        selection: Some("--ignored"),
+        ..run.clone()
+    };
+    let as_caller = TestRun {
+        is_completed_by_another: true,
+        ..run
+    };
+    vec![as_caller, as_root]
 }
 
-/// Root is needed for the lab, and for images of Debian packages wherever the clusters are.
-fn run_stories(settings: &Settings) -> Result<Outcome> {
-    let executables = build_tests(&settings.root, "e2e")?;
+fn threads(label: &str) -> Option<usize> {
+    WAITING_TESTS
+        .iter()
+        .find(|(waiting, _)| *waiting == label)
+        .map(|(_, threads)| *threads)
+}
+
+/// Root is needed for the lab, and for images of Debian packages on clusters of any kind.
+fn run_cluster_tests(settings: &Settings) -> Result<Outcome> {
+    let built = settings.built()?;
     // Built as the caller, before anything runs as root.
-    let progress = Progress::to_stderr();
-    Binaries::ensure(&Paths::from_environment(), &progress)?;
-    let programs = Programs::build(
+    Binaries::ensure(&Paths::from_environment(), &Progress::to_stderr())?;
+    let shop = Programs::with_checkout(
         &settings.root,
         &workspace::shop_target()?,
+        &built.shop_checkout,
         node::for_image()?,
-        &progress,
     )?;
-    let agent = standind::build(
-        &settings.root,
-        &workspace::image_target()?,
-        standind::Profile::Dev,
-        &progress,
-    )?;
-    let standin = build_standin(&settings.root)?;
     let fixtures = workspace::target()?.join("fixtures");
-    for executable in stories(&executables) {
-        process::run(
-            Command::new(executable)
-                .args(["standin-e2e-role", "compile"])
-                .arg(&fixtures),
-        )?;
+    let mut variables: Vec<(&'static str, OsString)> = vec![
+        (environment::PROGRAMS, OsString::from(&built.programs)),
+        (environment::FIXTURES, OsString::from(&fixtures)),
+        (
+            lab::environment::STATIC_STANDIND,
+            OsString::from(&built.image_program),
+        ),
+    ];
+    if !settings.uses_lab() {
+        variables.push((environment::CONTEXTS, settings.contexts.join(",").into()));
     }
-    let told = run_as_root(&executables, &settings.root.join("crates/e2e"), |command| {
-        command.env(environment::PROGRAMS, &standin);
-        command.env(environment::FIXTURES, &fixtures);
-        command.env(lab::environment::STATIC_STANDIND, &agent);
-        if !settings.uses_lab() {
-            command.env(environment::CONTEXTS, settings.contexts.join(","));
+    let shop_variables = shop.variables();
+    variables.extend(
+        shop_variables
+            .iter()
+            .map(|(name, value)| (*name, OsString::from(value))),
+    );
+    let mut total = Outcome::default();
+    for executable in &built.tests {
+        if executable.package != CLUSTER_TESTS {
+            continue;
         }
-        command.envs(programs.variables());
-    })?;
-    Ok(Runner::Cargo.judge("e2e", &told))
-}
-
-/// The program of all stories, which is not the one of the library's own tests.
-fn stories(executables: &[PathBuf]) -> impl Iterator<Item = &PathBuf> {
-    executables.iter().filter(|path| {
-        let name = path.file_name().unwrap_or_default();
-        name.to_string_lossy().starts_with("stories-")
-    })
-}
-
-/// Builds the tests of a package as the caller: the compiler must never run as root for someone else.
-fn build_tests(root: &Path, package: &str) -> Result<Vec<PathBuf>> {
-    let messages = process::output(lab::cargo(root).args([
-        "test",
-        "--locked",
-        "--package",
-        package,
-        "--no-run",
-        "--message-format=json-render-diagnostics",
-    ]))?;
-    Ok(test_executables(&messages))
-}
-
-/// Runs test executables where `cargo test` would, as root. They are judged as one: an executable without a test of its
-/// own is no failure, a package without any is.
-fn run_as_root(
-    executables: &[PathBuf],
-    folder: &Path,
-    complete: impl Fn(&mut Command),
-) -> Result<Finished> {
-    let mut all: Option<Finished> = None;
-    for executable in executables {
-        let mut command = privilege::command(executable);
-        command.current_dir(folder);
-        complete(&mut command);
-        let finished = process::tee(command)?;
-        all = Some(match all {
-            None => finished,
-            Some(before) => before.and_then(&finished),
-        });
+        let is_library = executable.target == CLUSTER_TESTS;
+        if !is_library {
+            compile_fixtures(&executable.path, &fixtures)?;
+        }
+        let run = TestRun {
+            as_root: true,
+            is_libtest: is_library,
+            variables: variables.clone(),
+            ..TestRun::new(executable)
+        };
+        total.add(run.run()?);
     }
-    all.context("cargo built no test executable")
+    ensure!(
+        total.counts.passed + total.counts.failed > 0,
+        "no test on clusters was run"
+    );
+    Ok(total)
+}
+
+/// The small programs that the tests run in sessions, compiled as the caller.
+fn compile_fixtures(cluster_tests: &Path, fixtures: &Path) -> Result<()> {
+    process::run(
+        Command::new(cluster_tests)
+            .args(["standin-e2e-role", "compile"])
+            .arg(fixtures),
+    )
+    .context("compiling the programs that the tests run in sessions")
 }
 
 /// A check that only passes or fails counts as one test.
@@ -291,36 +352,34 @@ fn count(runner: Runner, name: &str, command: Command) -> Result<Outcome> {
     Ok(runner.judge(name, &process::tee(command)?))
 }
 
-/// The executables among the messages that cargo prints, one JSON object per line.
-fn test_executables(build_messages: &str) -> Vec<PathBuf> {
-    build_messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| {
-            message["reason"] == "compiler-artifact" && message["profile"]["test"] == true
-        })
-        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
+    fn runs(package: &str, caller_is_root: bool) -> Vec<String> {
+        let executable = TestExecutable {
+            package: package.to_owned(),
+            target: package.to_owned(),
+            path: "/target/deps/tests-1".into(),
+            directory: "/crates".into(),
+        };
+        unit_runs(&executable, caller_is_root)
+            .into_iter()
+            .map(|run| {
+                let caller = if run.as_root { "root" } else { "caller" };
+                format!("{} {caller} {}", run.label, run.selection.unwrap_or("all"))
+            })
+            .collect()
+    }
+
     #[test]
-    fn only_test_executables_are_run() {
-        let messages = r#"
-{"reason":"compiler-artifact","target":{"name":"lab"},"profile":{"test":false},"executable":null}
-{"reason":"compiler-artifact","target":{"name":"standin"},"profile":{"test":false},"executable":"/target/standin"}
-{"reason":"compiler-artifact","target":{"name":"stories"},"profile":{"test":true},"executable":"/target/deps/stories-1"}
-not json
-{"reason":"build-finished","success":true}
-"#;
+    fn tests_that_need_root_are_run_by_root() {
+        assert_eq!(runs("link", true), ["link caller all"]);
+        assert_eq!(runs("link", false), ["link caller all"]);
+        assert_eq!(runs("agent", true), ["agent caller --include-ignored"]);
         assert_eq!(
-            test_executables(messages),
-            [Path::new("/target/deps/stories-1")]
+            runs("agent", false),
+            ["agent caller all", "agent (root) root --ignored"]
         );
     }
 }

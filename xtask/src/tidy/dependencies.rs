@@ -11,59 +11,66 @@ use crate::process;
 /// The groups of the map. What a member may import follows from its group; see [`Group::may_import`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Group {
-    Words,
-    Plumbing,
+    Shared,
+    Types,
+    Infrastructure,
     DataPath,
     ControlPath,
     Programs,
-    Proof,
+    Testing,
     Samples,
 }
 
-/// A crate's place in the map.
+/// One crate of the map.
 #[derive(Debug)]
-struct Place {
+struct CrateRule {
     name: &'static str,
     group: Group,
-    /// Crates that this one hosts: the exceptions to the rule of its group.
-    guests: &'static [&'static str],
+    /// Crates that this one may import beyond the rule of its group.
+    allowed_dependencies: &'static [&'static str],
 }
 
-const fn place(name: &'static str, group: Group, guests: &'static [&'static str]) -> Place {
-    Place {
+const fn rule(
+    name: &'static str,
+    group: Group,
+    allowed_dependencies: &'static [&'static str],
+) -> CrateRule {
+    CrateRule {
         name,
         group,
-        guests,
+        allowed_dependencies,
     }
 }
 
 #[rustfmt::skip] // A table is read by its columns.
-const MAP: &[Place] = &[
-    place("protocol",      Group::Words,       &[]),
-    place("api",           Group::Words,       &[]),
-    place("config",        Group::Words,       &[]),
-    place("monitor",       Group::Words,       &[]),
-    place("link",          Group::Plumbing,    &[]),
-    place("cluster",       Group::Plumbing,    &["link"]),
-    place("tunnel",        Group::Plumbing,    &[]),
-    place("interceptor",   Group::DataPath,    &[]),
-    place("proxy",         Group::DataPath,    &["interceptor", "router"]),
-    place("router",        Group::DataPath,    &[]),
-    place("splitter",      Group::DataPath,    &[]),
-    place("agent",         Group::DataPath,    &["splitter"]),
-    place("operator",      Group::ControlPath, &[]),
-    place("usage",         Group::ControlPath, &[]),
-    place("fleet",         Group::ControlPath, &[]),
-    place("cli",           Group::Programs,    &["proxy"]),
-    place("server",        Group::Programs,    &["agent", "operator", "usage", "fleet"]),
-    place("workload",      Group::Proof,       &[]),
-    place("lab",           Group::Proof,       &[]),
-    place("e2e",           Group::Proof,       &[]),
-    place("xtask",         Group::Proof,       &[]),
-    place("shop-checkout", Group::Samples,     &[]),
+const MAP: &[CrateRule] = &[
+    rule("error-chain",    Group::Shared,          &[]),
+    rule("backoff",        Group::Shared,          &[]),
+    rule("protocol",       Group::Types,           &[]),
+    rule("api",            Group::Types,           &[]),
+    rule("config",         Group::Types,           &[]),
+    rule("monitor",        Group::Types,           &[]),
+    rule("link",           Group::Infrastructure,  &[]),
+    rule("cluster",        Group::Infrastructure,  &["link"]),
+    rule("tunnel",         Group::Infrastructure,  &[]),
+    rule("interceptor",    Group::DataPath,        &[]),
+    rule("proxy",          Group::DataPath,        &["interceptor", "router"]),
+    rule("router",         Group::DataPath,        &[]),
+    rule("splitter",       Group::DataPath,        &[]),
+    rule("agent",          Group::DataPath,        &["splitter"]),
+    rule("operator",       Group::ControlPath,     &[]),
+    rule("usage",          Group::ControlPath,     &[]),
+    rule("fleet",          Group::ControlPath,     &[]),
+    rule("cli",            Group::Programs,        &["proxy"]),
+    rule("server",         Group::Programs,        &["agent", "operator", "usage", "fleet"]),
+    rule("workload",       Group::Testing,         &[]),
+    rule("lab",            Group::Testing,         &[]),
+    rule("e2e",            Group::Testing,         &[]),
+    rule("xtask",          Group::Testing,         &[]),
+    rule("shop-checkout",  Group::Samples,         &[]),
 ];
 
-/// Clients of the Kubernetes API. The data path carries bytes and must work where there is no Kubernetes.
+/// Clients of the Kubernetes API. The data path carries bytes and must work without Kubernetes.
 const KUBERNETES_CLIENTS: &[&str] = &[
     "kube",
     "kube-client",
@@ -75,24 +82,26 @@ const KUBERNETES_CLIENTS: &[&str] = &[
 impl Group {
     fn may_import(self, other: Self) -> bool {
         match self {
-            Self::Words | Self::Samples => false,
-            Self::Plumbing => other == Self::Words,
+            Self::Shared | Self::Samples => false,
+            Self::Types => other == Self::Shared,
+            Self::Infrastructure => matches!(other, Self::Shared | Self::Types),
             Self::DataPath | Self::ControlPath | Self::Programs => {
-                matches!(other, Self::Words | Self::Plumbing)
+                matches!(other, Self::Shared | Self::Types | Self::Infrastructure)
             }
-            Self::Proof => true,
+            Self::Testing => true,
         }
     }
 
     fn rule(self) -> &'static str {
         match self {
-            Self::Words => "words import nothing of ours",
-            Self::Plumbing => "plumbing imports only words",
+            Self::Shared => "small shared parts import nothing of ours",
+            Self::Types => "types import only the small shared parts",
+            Self::Infrastructure => "infrastructure imports only types",
             Self::DataPath | Self::ControlPath => {
-                "paths import words and plumbing, never one another"
+                "paths import types and infrastructure, never one another"
             }
-            Self::Programs => "programs import words, plumbing and the crates they host",
-            Self::Proof => "proof may import anything",
+            Self::Programs => "programs import types, infrastructure and the crates they run",
+            Self::Testing => "testing may import anything",
             Self::Samples => "sample services import nothing of ours",
         }
     }
@@ -148,11 +157,10 @@ pub(crate) fn read_graph(root: &Path) -> Result<Vec<Package>> {
                 name: package.name,
                 manifest_path: manifest_path.to_path_buf(),
                 manifest,
-                // A test may put both ends together.
                 dependencies: package
                     .dependencies
                     .into_iter()
-                    // What a crate's tests import is proof, which may import anything.
+                    // A crate's tests may import anything.
                     .filter(|dependency| dependency.kind.as_deref() != Some("dev"))
                     .map(|dependency| dependency.name)
                     .collect(),
@@ -174,7 +182,7 @@ fn check_package(package: &Package, packages: &[Package]) -> Vec<Finding> {
             &package.manifest_path,
             line_of(&package.manifest, "name"),
             format!(
-                "the crate {} has no place in the map. Add it to MAP in xtask/src/tidy/dependencies.rs and to ARCHITECTURE.md",
+                "the crate {} is not in the map. Add it to MAP in xtask/src/tidy/dependencies.rs and to ARCHITECTURE.md",
                 package.name
             ),
         )];
@@ -195,7 +203,7 @@ fn check_package(package: &Package, packages: &[Package]) -> Vec<Finding> {
             && package.name != *dependency
             && let Some(imported) = find(dependency)
             && !importer.group.may_import(imported.group)
-            && !importer.guests.contains(&imported.name)
+            && !importer.allowed_dependencies.contains(&imported.name)
         {
             let rule = importer.group.rule();
             at_dependency(format!(
@@ -207,8 +215,8 @@ fn check_package(package: &Package, packages: &[Package]) -> Vec<Finding> {
     findings
 }
 
-fn find(name: &str) -> Option<&'static Place> {
-    MAP.iter().find(|place| place.name == name)
+fn find(name: &str) -> Option<&'static CrateRule> {
+    MAP.iter().find(|rule| rule.name == name)
 }
 
 /// The line of a manifest that sets `key`, as `key = …`, `key.workspace = …` or `[dependencies.key]`.
@@ -253,7 +261,9 @@ mod tests {
     #[test]
     fn the_intended_graph_is_tidy() {
         let graph: &[(&str, &[&str])] = &[
-            ("protocol", &["prost"]),
+            ("error-chain", &[]),
+            ("backoff", &["rand"]),
+            ("protocol", &["prost", "error-chain"]),
             ("api", &["kube"]),
             ("config", &[]),
             ("monitor", &["serde"]),
@@ -280,7 +290,7 @@ mod tests {
         assert_eq!(
             graph.len(),
             MAP.len(),
-            "the graph shows every place of the map"
+            "the graph has every crate of the map"
         );
     }
 
@@ -300,12 +310,12 @@ mod tests {
         assert_eq!(
             findings(all),
             [
-                "crates/protocol/Cargo.toml:4: protocol must not import api: words import nothing of ours",
-                "crates/link/Cargo.toml:4: link must not import cluster: plumbing imports only words",
-                "crates/router/Cargo.toml:4: router must not import agent: paths import words and plumbing, never one another",
-                "crates/agent/Cargo.toml:5: agent must not import operator: paths import words and plumbing, never one another",
-                "crates/operator/Cargo.toml:4: operator must not import lab: paths import words and plumbing, never one another",
-                "crates/cli/Cargo.toml:4: cli must not import operator: programs import words, plumbing and the crates they host",
+                "crates/protocol/Cargo.toml:4: protocol must not import api: types import only the small shared parts",
+                "crates/link/Cargo.toml:4: link must not import cluster: infrastructure imports only types",
+                "crates/router/Cargo.toml:4: router must not import agent: paths import types and infrastructure, never one another",
+                "crates/agent/Cargo.toml:5: agent must not import operator: paths import types and infrastructure, never one another",
+                "crates/operator/Cargo.toml:4: operator must not import lab: paths import types and infrastructure, never one another",
+                "crates/cli/Cargo.toml:4: cli must not import operator: programs import types, infrastructure and the crates they run",
             ]
         );
     }
@@ -319,26 +329,26 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_from_elsewhere_with_a_name_of_ours_is_no_matter() {
+    fn a_foreign_crate_with_a_name_of_ours_is_allowed() {
         assert_eq!(findings(&[("agent", &["config"])]), Vec::<String>::new());
     }
 
     #[test]
-    fn a_new_crate_is_asked_for_its_place() {
+    fn a_crate_that_is_not_in_the_map_is_found() {
         assert_eq!(
             findings(&[("helpers", &[])]),
             [
-                "crates/helpers/Cargo.toml:2: the crate helpers has no place in the map. Add it to MAP in \
+                "crates/helpers/Cargo.toml:2: the crate helpers is not in the map. Add it to MAP in \
                  xtask/src/tidy/dependencies.rs and to ARCHITECTURE.md"
             ]
         );
     }
 
     #[test]
-    fn guests_are_crates_of_the_map() {
-        for place in MAP {
-            for guest in place.guests {
-                assert!(find(guest).is_some(), "{guest}");
+    fn allowed_dependencies_are_crates_of_the_map() {
+        for rule in MAP {
+            for dependency in rule.allowed_dependencies {
+                assert!(find(dependency).is_some(), "{dependency}");
             }
         }
     }

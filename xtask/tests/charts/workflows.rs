@@ -284,7 +284,7 @@ fn a_release_that_somebody_has_made_is_completed() {
             fs::create_dir_all(&folder).unwrap();
             fs::write(folder.join(name), "").unwrap();
         }
-        let name = "Make the release, or complete the one that somebody has made";
+        let name = "Create the release, or complete an existing one";
         let (script, variables) = step(&workflow(".github/workflows/release.yml"), "publish", name);
         machine.run(&work, &script, &variables);
         let calls = machine.calls();

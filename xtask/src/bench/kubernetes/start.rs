@@ -80,7 +80,7 @@ fn session(site: &Site, through: Through) -> Result<f64> {
 /// How long a pod takes that does nothing.
 fn pause_pod(site: &Site, name: &str) -> Result<f64> {
     let pod = format!("pod/{name}");
-    let image = format!("--image={}", lab::image::recipes::PAUSE);
+    let image = format!("--image={}", lab::image::recipes::SANDBOX);
     let start = Instant::now();
     site.kubectl(&["run", name, &image, "--restart=Never"])?;
     site.kubectl(&["wait", "--for=condition=Ready", &pod, "--timeout=60s"])?;
