@@ -20,7 +20,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use link::channels::{Channel, Channels, Event, limits};
+use link::channels::{Channel, Channels, Event, websocket_config};
 use link::tls::Identity;
 use link::websocket::{Role, Upgrade, WebSocketStream, accept_key};
 use tokio::io::copy_bidirectional_with_sizes;
@@ -120,7 +120,8 @@ fn answer(
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         let socket = TokioIo::new(upgrade.await?);
-        let socket = WebSocketStream::from_raw_socket(socket, Role::Server, Some(limits())).await;
+        let socket =
+            WebSocketStream::from_raw_socket(socket, Role::Server, Some(websocket_config())).await;
         let (_channels, mut events, driver) = Channels::over(socket);
         let pass_on = async {
             while let Some(event) = events.recv().await {
@@ -161,7 +162,7 @@ async fn connect(arguments: &FarEndArguments) -> Result<(Channels, Driver)> {
     let client = crate::clients::client(&arguments.kubeconfig, &arguments.context).await?;
     let upgrade = Upgrade::to(PROTOCOL);
     // The API server lets a `proxy` last as long as it likes.
-    let request = upgrade.ask(Request::get(format!("{GROUP}/proxy/relay")));
+    let request = upgrade.add_headers(Request::get(format!("{GROUP}/proxy/relay")));
     let answer = client
         .send(request.body(kube::client::Body::empty())?)
         .await?;
@@ -171,7 +172,8 @@ async fn connect(arguments: &FarEndArguments) -> Result<(Channels, Driver)> {
         answer.status()
     );
     let socket = TokioIo::new(hyper::upgrade::on(answer).await?);
-    let socket = WebSocketStream::from_raw_socket(socket, Role::Client, Some(limits())).await;
+    let socket =
+        WebSocketStream::from_raw_socket(socket, Role::Client, Some(websocket_config())).await;
     let (channels, mut events, driver) = Channels::over(socket);
     tokio::spawn(async move { while events.recv().await.is_some() {} });
     Ok((channels, tokio::spawn(driver)))

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use api::TargetPath;
-use api::connect::{ConnectParameters, Place, Places};
+use api::connect::{AgentEndpoint, AgentEndpoints, ConnectParameters};
 use api::session::SessionId;
 use clap::Args;
-use cluster::{Cluster, OperatorConnection, OperatorSession, PlaceDialer};
+use cluster::{Cluster, EndpointDialer, OperatorConnection, OperatorSession};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{FirstSeen, Identity, TlsDialer, Trust};
@@ -160,7 +160,7 @@ impl Clients {
         let sessions = std::mem::take(&mut self.sessions);
         for session in &sessions {
             session.watcher.abort();
-            session.connection.say_farewell();
+            session.connection.end_session();
         }
         for session in sessions {
             timeout(PATIENCE, session.connection.ended())
@@ -189,11 +189,11 @@ async fn begin(ground: &Ground) -> Result<(OperatorConnection, Vec<Link>)> {
         id,
         &identity,
     )
-    .introduce("simulated", "bench");
+    .with_client_names("simulated", "bench");
     let connection = session.connect().await?;
     let mut greeting = JoinSet::new();
-    for place in ready_places(&connection, ground.agents).await? {
-        greeting.spawn(greet(dialer(&connection, &place, &identity)?));
+    for endpoint in ready_endpoints(&connection, ground.agents).await? {
+        greeting.spawn(greet(dialer(&connection, &endpoint, &identity)?));
     }
     let mut links = Vec::with_capacity(ground.agents);
     while let Some(link) = greeting.join_next().await {
@@ -204,19 +204,19 @@ async fn begin(ground: &Ground) -> Result<(OperatorConnection, Vec<Link>)> {
 
 fn dialer(
     connection: &OperatorConnection,
-    place: &Place,
+    endpoint: &AgentEndpoint,
     identity: &Identity,
-) -> Result<TlsDialer<PlaceDialer>> {
-    let trust = match &place.certificate {
+) -> Result<TlsDialer<EndpointDialer>> {
+    let trust = match &endpoint.certificate {
         Some(certificate) => Trust::Pinned(certificate.parse()?),
         None => Trust::FirstSeen(FirstSeen::default()),
     };
     let name = ServerName::try_from("agent")?;
-    let dialer = connection.dialer(place.number);
+    let dialer = connection.dialer(endpoint.number);
     Ok(TlsDialer::with_identity(dialer, name, trust, identity)?)
 }
 
-async fn greet(dialer: TlsDialer<PlaceDialer>) -> Result<Link> {
+async fn greet(dialer: TlsDialer<EndpointDialer>) -> Result<Link> {
     Ok(Link::connect(dialer, Settings::default()).await?)
 }
 
@@ -232,17 +232,20 @@ fn number(identity: &Identity) -> u64 {
 }
 
 /// The first agents, when there are enough of them and no cluster is awaited any more.
-async fn ready_places(connection: &OperatorConnection, count: usize) -> Result<Vec<Place>> {
-    let ready = |known: &Places| -> Vec<Place> {
-        let places = known.places.iter().filter(|place| place.ready);
-        places.take(count).cloned().collect()
+async fn ready_endpoints(
+    connection: &OperatorConnection,
+    count: usize,
+) -> Result<Vec<AgentEndpoint>> {
+    let ready = |known: &AgentEndpoints| -> Vec<AgentEndpoint> {
+        let endpoints = known.endpoints.iter().filter(|endpoint| endpoint.ready);
+        endpoints.take(count).cloned().collect()
     };
-    let are_there = |known: &Places| {
+    let are_there = |known: &AgentEndpoints| {
         let mut clusters = known.clusters.iter();
         clusters.all(|cluster| cluster.error.is_none()) && ready(known).len() == count
     };
-    let mut places = connection.places.clone();
-    let known = places
+    let mut endpoints = connection.endpoints.clone();
+    let known = endpoints
         .wait_for(are_there)
         .await
         .context("the connection has ended before its agents were ready")?;

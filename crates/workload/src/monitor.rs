@@ -12,7 +12,7 @@ use clap::Args;
 use monitor::stream::write_event;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike as _;
-use proxy::{Monitor, Subscription};
+use proxy::{EventSubscription, Monitor};
 use serde_json::json;
 
 /// A listener keeps up with so many at a time: what it would miss costs nothing.
@@ -63,7 +63,7 @@ fn measure_heard(rounds: u32) -> Result<f64> {
     let cost = measure(&monitor, rounds, Some(&read))?;
     drop(read);
     // It ends with the next event, which nobody waits for.
-    monitor.rehearse(0);
+    monitor.simulate_traffic(0);
     let _ = listener.join();
     reader.wait()?;
     Ok(cost)
@@ -81,7 +81,7 @@ fn reader() -> Result<(Child, ChildStdin)> {
 
 /// As the session's socket does it.
 fn listen(
-    mut events: Subscription,
+    mut events: EventSubscription,
     mut input: ChildStdin,
     has_read: &mpsc::Sender<u64>,
 ) -> Result<()> {
@@ -104,7 +104,7 @@ fn listen(
 fn measure(monitor: &Monitor, rounds: u32, read: Option<&mpsc::Receiver<u64>>) -> Result<f64> {
     let before = microseconds()?;
     for round in 0..rounds {
-        monitor.rehearse(round);
+        monitor.simulate_traffic(round);
         let is_last = round + 1 == rounds;
         if let Some(read) = read
             && (round % ROUNDS_AT_ONCE == ROUNDS_AT_ONCE - 1 || is_last)
@@ -113,7 +113,7 @@ fn measure(monitor: &Monitor, rounds: u32, read: Option<&mpsc::Receiver<u64>>) -
             while read.recv()? < told {}
         }
     }
-    let events = f64::from(rounds * Monitor::EVENTS_OF_A_ROUND);
+    let events = f64::from(rounds * Monitor::EVENTS_PER_ROUND);
     Ok((microseconds()? - before) / events)
 }
 
