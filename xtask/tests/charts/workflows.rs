@@ -120,9 +120,10 @@ fn charts_are_released_only_after_their_image_and_the_programs() {
 /// The folders of a crate and of all those of ours that it is made of.
 fn folders_of(folder: &str) -> BTreeSet<String> {
     let manifest: toml::Value = toml::from_str(&read(&format!("{folder}/Cargo.toml"))).unwrap();
-    let dependencies = manifest["dependencies"].as_table().unwrap();
+    let dependencies = manifest.get("dependencies").and_then(toml::Value::as_table);
     let ours = dependencies
-        .values()
+        .into_iter()
+        .flat_map(toml::Table::values)
         .filter_map(|dependency| dependency.get("path")?.as_str()?.strip_prefix("../"));
     let below = ours.flat_map(|name| folders_of(&format!("crates/{name}")));
     below.chain([folder.to_owned()]).collect()
