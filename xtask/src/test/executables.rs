@@ -19,6 +19,9 @@ use crate::{duration, privilege, process};
 /// `nohup` and some CI runners ignore these signals, and programs inherit that. Tests send them.
 const DEFAULT_SIGNALS: &str = "--default-signal=HUP,INT,QUIT";
 
+/// Test functions with this in their name are programs that other tests start, and not tests.
+const HELPER_PROCESS: &str = "helper_process";
+
 /// A test executable, and how it is run.
 #[derive(Debug, Clone)]
 pub(crate) struct TestRun {
@@ -87,7 +90,8 @@ impl TestRun {
             // Times of tests are still unstable in libtest, which takes this as leave to report them.
             command
                 .env("RUSTC_BOOTSTRAP", "1")
-                .args(["-Zunstable-options", "--report-time"]);
+                .args(["-Zunstable-options", "--report-time"])
+                .args(["--skip", HELPER_PROCESS]);
         }
         command
     }

@@ -11,13 +11,13 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use crate::environment::{Environment, FROM_OUTSIDE, environment, socket_address};
 use crate::programs::{AGENT, APPLICATION, Application, echo, identify_server};
 
-/// The PID of the target for `role_agent`. Without it, `role_agent` does nothing.
+/// The PID of the target for `helper_process_agent`. Without it, `helper_process_agent` does nothing.
 const TARGET: &str = "STANDIN_TEST_REDIRECT_TARGET";
 
 /// Not a test of its own: the agent process that the tests below start.
 #[tokio::test]
 #[ignore = "needs root"]
-async fn role_agent() {
+async fn helper_process_agent() {
     if let Ok(target) = env::var(TARGET) {
         run_agent(&target).await;
     }
@@ -36,7 +36,12 @@ async fn run_agent(target: &str) {
 
 fn start_agent(environment: &Environment) -> Child {
     let mut agent = Command::new(env::current_exe().expect("the program of the test"))
-        .args(["--exact", "faults::role_agent", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "faults::helper_process_agent",
+            "--ignored",
+            "--nocapture",
+        ])
         .env(TARGET, environment.target.pid().to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

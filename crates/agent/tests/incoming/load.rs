@@ -110,14 +110,14 @@ async fn connect_all(sockets: Vec<TcpSocket>, to: SocketAddr) -> (usize, usize) 
     (agent, application)
 }
 
-/// The PID of a process in the network for `role_clients`. Without it, `role_clients` does nothing.
+/// The PID of a process in the network for `helper_process_clients`. Without it, `helper_process_clients` does nothing.
 const CLIENTS_NETWORK: &str = "STANDIN_TEST_REDIRECT_CLIENTS";
 
 /// Not a test of its own: the process of many clients. It is a separate process because one process may not have enough file
 /// descriptors for both ends.
 #[test]
 #[ignore = "needs root"]
-fn role_clients() {
+fn helper_process_clients() {
     if let Ok(network) = env::var(CLIENTS_NETWORK) {
         run_clients(&network);
     }
@@ -156,7 +156,12 @@ async fn ten_thousand_connections_at_a_time() {
     redirect.add_port(Port::tcp(80)).await.unwrap();
     echo_all(&redirect);
     let mut clients = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "load::role_clients", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "load::helper_process_clients",
+            "--ignored",
+            "--nocapture",
+        ])
         .env(CLIENTS_NETWORK, environment.client.pid().to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -26,13 +26,13 @@ const ADA: &str = "x-user: ada\r\n";
 const GRACE: &str = "x-user: grace\r\n";
 const EDSGER: &str = "x-user: edsger\r\n";
 
-/// The PID of the target for `role_agent`. Without it, `role_agent` does nothing.
+/// The PID of the target for `helper_process_agent`. Without it, `helper_process_agent` does nothing.
 const TARGET: &str = "STANDIN_TEST_SHARING_TARGET";
 
 /// Not a test of its own: an agent process that serves all connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root"]
-async fn role_agent() {
+async fn helper_process_agent() {
     if let Ok(target) = env::var(TARGET) {
         run_agent(&target).await;
     }
@@ -73,7 +73,12 @@ impl AgentProcess {
 
     fn start_with(environment: &Environment, mut command: Command) -> Self {
         let mut process = command
-            .args(["--exact", "sharing::role_agent", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "sharing::helper_process_agent",
+                "--ignored",
+                "--nocapture",
+            ])
             .env(TARGET, environment.target.pid().to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -201,7 +201,8 @@ fn describe(event: &Event) -> String {
             cluster,
             ..
         } => {
-            let status = status.map_or_else(|| "no answer".to_owned(), |status| status.to_string());
+            let status =
+                status.map_or_else(|| "no response".to_owned(), |status| status.to_string());
             let milliseconds = *latency_us / 1000;
             let (how, location) = (handling_name(*handling), in_cluster(cluster.as_deref()));
             format!(

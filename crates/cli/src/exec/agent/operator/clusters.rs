@@ -238,12 +238,12 @@ mod tests {
                 assert_eq!(are_pending(&now), expected, "{now:?}");
             };
         let (east, west) = (endpoint("east", true), endpoint("west", true));
-        let away = Some("it is being connected");
+        let unreachable = Some("it is being connected");
         check(None, None, &[&east, &west], false);
-        check(None, away, &[&east], true);
+        check(None, unreachable, &[&east], true);
         // Without the Default, the session cannot start.
-        check(away, None, &[&west], false);
-        check(None, away, &[&east, &west], true);
+        check(unreachable, None, &[&west], false);
+        check(None, unreachable, &[&east, &west], true);
         // The start waits for a starting pod, but not for a failed one.
         let mut other = endpoint("west", false);
         check(None, None, &[&east, &other], true);
@@ -262,9 +262,9 @@ mod tests {
         let mut unreachable = BTreeSet::new();
         let mut check = |error: Option<&str>, expected: &[&str]| {
             let now = [cluster("east", true, None), cluster("west", false, error)];
-            let told = changes(&mut unreachable, &now);
-            let told: Vec<String> = told.iter().map(ToString::to_string).collect();
-            assert_eq!(told, expected);
+            let events = changes(&mut unreachable, &now);
+            let events: Vec<String> = events.iter().map(ToString::to_string).collect();
+            assert_eq!(events, expected);
         };
         check(None, &[]);
         check(
