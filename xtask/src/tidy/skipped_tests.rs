@@ -1,4 +1,6 @@
 //! Tests that pass without running their body: a test that lacks what it needs must be ignored, or fail.
+//!
+//! This file is not checked: its own tests show the pattern.
 
 use std::sync::LazyLock;
 
@@ -17,7 +19,7 @@ pub(crate) fn check(sources: &[Source]) -> Vec<Finding> {
     };
     sources
         .iter()
-        .filter(|source| source.has_extension("rs"))
+        .filter(|source| source.has_extension("rs") && !source.path.ends_with(file!()))
         .flat_map(|source| {
             test_functions(&source.text)
                 .filter_map(|(start, body)| {
