@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -18,6 +18,12 @@ use crate::{duration, privilege, process};
 
 /// `nohup` and some CI runners ignore these signals, and programs inherit that. Tests send them.
 const DEFAULT_SIGNALS: &str = "--default-signal=HUP,INT,QUIT";
+
+/// `timeout` ends a test executable that hangs, with everything it has started. What it printed names the tests that had not
+/// ended.
+const KILL_AFTER: &str = "--kill-after=10";
+const TIMED_OUT: i32 = 124;
+const UNIT_TIMEOUT: Duration = Duration::from_mins(15);
 
 /// Test functions with this in their name are programs that other tests start, and not tests.
 const HELPER_PROCESS: &str = "helper_process";
@@ -36,6 +42,7 @@ pub(crate) struct TestRun {
     /// Another run executes what this one ignores.
     pub(crate) is_completed_by_another: bool,
     pub(crate) threads: Option<usize>,
+    pub(crate) timeout: Duration,
     pub(crate) variables: Vec<(&'static str, OsString)>,
 }
 
@@ -50,6 +57,7 @@ impl TestRun {
             is_libtest: true,
             is_completed_by_another: false,
             threads: None,
+            timeout: UNIT_TIMEOUT,
             variables: Vec::new(),
         }
     }
@@ -79,6 +87,8 @@ impl TestRun {
         };
         command
             .arg(DEFAULT_SIGNALS)
+            .args(["timeout", KILL_AFTER])
+            .arg(self.timeout.as_secs().to_string())
             .arg(&self.path)
             .current_dir(&self.directory)
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
@@ -97,7 +107,10 @@ impl TestRun {
     }
 
     fn outcome(&self, finished: &Finished) -> Outcome {
-        let mut outcome = if is_empty(finished) {
+        let mut outcome = if finished.status.code() == Some(TIMED_OUT) {
+            let timeout = duration::display(self.timeout);
+            Outcome::failure(format!("{} timed out after {timeout}", self.label))
+        } else if is_empty(finished) {
             Outcome::default()
         } else {
             Runner::Cargo.judge(&self.label, finished)

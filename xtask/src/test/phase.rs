@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::ValueEnum;
@@ -33,6 +34,9 @@ const NEED_ROOT: &[&str] = &[
 
 /// The crate with the tests on clusters.
 const CLUSTER_TESTS: &str = "e2e";
+
+/// After this the tests on clusters have hung.
+const CLUSTER_TIMEOUT: Duration = Duration::from_mins(60);
 
 /// Test executables beside one another. Many of their tests wait, so two cores are not idle while one of them does.
 const EXECUTABLES_AT_ONCE: usize = 2;
@@ -320,6 +324,7 @@ fn run_cluster_tests(settings: &Settings) -> Result<Outcome> {
         let run = TestRun {
             as_root: true,
             is_libtest: is_library,
+            timeout: CLUSTER_TIMEOUT,
             variables: variables.clone(),
             ..TestRun::new(executable)
         };

@@ -39,7 +39,7 @@ impl Aws {
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let target = Self(child);
         let mut line = String::new();
-        while !line.contains("RunningSession on") {
+        while !line.contains("Running on") {
             line.clear();
             assert!(stderr.read_line(&mut line).unwrap() > 0, "moto ended");
         }

@@ -100,20 +100,21 @@ pub(super) fn enter(node: &Path, programs: &Path) -> Result<()> {
 }
 
 fn share(folder: &Path, root: &Path) -> Result<()> {
-    let target = root.join(folder.strip_prefix("/").unwrap_or(folder));
+    let mount_point = root.join(folder.strip_prefix("/").unwrap_or(folder));
     match fs::symlink_metadata(folder) {
         Ok(metadata) if metadata.is_symlink() => {
             let target =
                 fs::read_link(folder).with_context(|| format!("read {}", folder.display()))?;
-            symlink(&target, &target).with_context(|| format!("link {}", target.display()))
+            symlink(&target, &mount_point)
+                .with_context(|| format!("link {}", mount_point.display()))
         }
         Ok(_) => {
-            bind(folder, &target)?;
+            bind(folder, &mount_point)?;
             if WRITABLE.contains(&folder.to_str().unwrap_or_default()) {
                 return Ok(());
             }
             let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-            mount_one(None, &target, None, flags, None)
+            mount_one(None, &mount_point, None, flags, None)
         }
         Err(_) => Ok(()),
     }
