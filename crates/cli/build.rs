@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 fn main() {
-    let manifest = env::var_os("CARGO_MANIFEST_DIR").expect("cargo says where we are");
+    let manifest = env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
     let page = Path::new(&manifest).join("page");
     println!("cargo:rerun-if-changed={}", page.display());
     let dist = page.join("dist");
@@ -25,7 +25,7 @@ fn main() {
         writeln!(list, "    ({name:?}, include_bytes!({file:?})),").expect("memory takes text");
     }
     list.push_str("]\n");
-    let out = env::var_os("OUT_DIR").expect("cargo says where to write");
+    let out = env::var_os("OUT_DIR").expect("cargo sets OUT_DIR");
     fs::write(Path::new(&out).join("page.rs"), list).expect("the list is written");
 }
 

@@ -1,5 +1,5 @@
-# The sample service, in mount, network, host name and process namespaces that are already made: a machine of its own,
-# as far as it can see. Everything here ends with its last process.
+# The sample service, in mount, network, host name and process namespaces that exist already: to the service they
+# are a separate machine. They are removed with its last process.
 set -eu
 hostname checkout-1
 mount -t tmpfs tmpfs /mnt

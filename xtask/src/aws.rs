@@ -1,6 +1,6 @@
 //! The AWS CLI and a stand-in for AWS itself (moto), with which a session's identity is tested, and botocore, with whose
-//! tokens for EKS ours are compared. All come from the Python package index: distributions have none of them, or one that is
-//! years old.
+//! tokens for EKS ours are compared. All come from the Python package index: distributions have none of them, or an old
+//! version.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,11 +10,11 @@ use anyhow::{Context, Result};
 
 use crate::{packages, process, workspace};
 
-/// The server needs no more than this of what moto would bring along.
+/// Moto has more dependencies, but its server needs only these.
 const PACKAGES: [&str; 5] = [
     "awscli==1.46.2",
     "moto==5.2.5",
-    // Moto would take any.
+    // Pinned, because moto accepts any version.
     "botocore==1.44.0",
     "flask==3.1.3",
     "flask-cors==6.0.5",
@@ -48,7 +48,7 @@ pub(crate) fn install_if_missing() -> Result<()> {
             .arg(&partial)
             .args(PACKAGES),
     )
-    .and_then(|()| fs::rename(&partial, &folder).context("moving the packages to their place"));
+    .and_then(|()| fs::rename(&partial, &folder).context("moving the packages into the cache"));
     if result.is_err() {
         let _ = fs::remove_dir_all(&partial);
     }

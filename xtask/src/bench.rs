@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measures something, and compares it with a baseline measured in the same run and with a goal.
+//! `cargo xtask bench`: runs benchmarks, and compares the results with a baseline of the same run and with a goal.
 //!
 //! A goal that is missed is reported, not an error: the reader decides whether the machine or the code was slow.
 
@@ -27,14 +27,14 @@ use clap::Args;
 pub(crate) use self::row::Row;
 use crate::{privilege, table};
 
-/// Something that can be measured.
+/// A benchmark.
 #[derive(Debug)]
 pub(crate) struct Bench {
     name: &'static str,
     description: &'static str,
-    /// Done as the caller, before the rest is done as root.
+    /// Runs as the caller, before the rest runs as root.
     prepare: fn() -> Result<()>,
-    /// Namespaces and devices are made for it.
+    /// Whether it creates namespaces and devices.
     needs_root: bool,
     measure: fn(&Extent) -> Result<Vec<Row>>,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Bench {
 const BENCHES: &[Bench] = &[
     Bench {
         name: "lab",
-        description: "clusters: start, idle cost, loading an image, end",
+        description: "clusters: start, idle cost, loading an image, stop",
         prepare: || crate::lab::prepare(&Paths::from_environment(), 3, 1),
         needs_root: true,
         measure: |_| lab::measure(),
@@ -70,7 +70,7 @@ const BENCHES: &[Bench] = &[
     },
     Bench {
         name: "kubernetes",
-        description: "sessions on a cluster: start, stolen and other traffic, connections, names, memory; and with an operator, many at once",
+        description: "sessions on a cluster: start, stolen and other traffic, connections, DNS names, memory; and with an operator, many at once",
         prepare: kubernetes::prepare,
         needs_root: true,
         measure: kubernetes::measure,
@@ -84,7 +84,7 @@ const BENCHES: &[Bench] = &[
     },
     Bench {
         name: "monitor",
-        description: "watching sessions: the cost of an event, `standin ui` with many of them, the page",
+        description: "monitoring sessions: the cost of an event, `standin ui` with many of them, the page",
         prepare: monitor::prepare,
         needs_root: true,
         measure: monitor::measure,
@@ -109,10 +109,10 @@ pub(crate) struct BenchArguments {
     extent: Extent,
 }
 
-/// How much is measured.
+/// How much to measure.
 #[derive(Debug, Args)]
 pub(crate) struct Extent {
-    /// Measure less often and less long, where a bench can: for a first look
+    /// Fewer and shorter rounds, where a bench supports it: for a first impression
     #[arg(long, requires = "name")]
     quick: bool,
     /// Only these groups of measures, where a bench has groups
@@ -125,7 +125,7 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// How many rounds to measure, of as many that make a good median.
+    /// The number of rounds: `usual` is enough for a good median.
     fn rounds(&self, usual: usize) -> usize {
         if self.quick { 1 } else { usual }
     }
@@ -141,10 +141,10 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
         (bench.prepare)()?;
     }
     if bench.needs_root
-        && let Some(ended) =
-            privilege::continue_as_root("the bench makes namespaces and devices", &[])?
+        && let Some(exit_code) =
+            privilege::continue_as_root("the bench creates namespaces and devices", &[])?
     {
-        return Ok(ended);
+        return Ok(exit_code);
     }
     let rows = (bench.measure)(&arguments.extent).with_context(|| format!("measuring {name}"))?;
     print!("{}", row::render(&rows));
@@ -163,7 +163,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
 fn find(name: &str) -> Result<&'static Bench> {
     match BENCHES.iter().find(|bench| bench.name == name) {
         Some(bench) => Ok(bench),
-        None => bail!("there is no bench `{name}`. These are there:\n{}", list()),
+        None => bail!("there is no bench `{name}`. Available benches:\n{}", list()),
     }
 }
 
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_name_is_answered_with_the_known_ones() {
+    fn an_unknown_name_lists_the_available_benches() {
         let message = find("nothing").unwrap_err().to_string();
         for bench in BENCHES {
             assert!(message.contains(bench.name), "{message}");

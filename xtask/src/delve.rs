@@ -1,4 +1,4 @@
-//! Delve, the debugger of Go, with which programs in sessions are tested. The distribution's is too old for current Go.
+//! Delve, the debugger of Go, for the tests of debugging in sessions. The distribution's version is too old for current Go.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::{process, workspace};
 const MODULE: &str = "github.com/go-delve/delve/cmd/dlv";
 const VERSION: &str = "v1.27.2";
 
-/// The program.
+/// The path of the program.
 pub(crate) fn program() -> Result<PathBuf> {
     Ok(directory()?.join("dlv"))
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: what Standin does today, shown on this machine.
+//! `cargo xtask demo`: demonstrates Standin on this machine.
 
 mod clusters;
 mod machine;
@@ -14,13 +14,13 @@ pub(crate) use self::machine::run as on_this_machine;
 /// Without options: a session on this machine alone, without root where the kernel allows it.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArguments {
-    /// Show clusters instead: as many as this, brought up on this machine with the sample shop
+    /// Show sessions on so many clusters, which are started on this machine with the sample shop
     #[arg(long, value_name = "N", conflicts_with = "contexts")]
     clusters: Option<usize>,
-    /// Show clusters that exist already, as contexts of your kubeconfig, with the sample shop
+    /// Show sessions on existing clusters, as contexts of your kubeconfig, with the sample shop
     #[arg(long, value_name = "CONTEXT", value_delimiter = ',')]
     contexts: Vec<String>,
-    /// Leave the clusters running afterwards, to look around
+    /// Leave the clusters running afterwards
     #[arg(long)]
     keep: bool,
 }

@@ -18,23 +18,23 @@ pub(crate) const DELVE: &str = "STANDIN_DELVE";
 /// The folder of the running package's manifest. Set by `cargo run`.
 pub(crate) const CARGO_MANIFEST_DIR: &str = "CARGO_MANIFEST_DIR";
 
-/// Where cargo puts what it builds, when it is not `target` in the repository.
+/// Cargo's target directory, when it is not `target` in the repository.
 pub(crate) const CARGO_TARGET_DIR: &str = "CARGO_TARGET_DIR";
 
-/// Where caches live, when it is not `~/.cache`.
+/// The cache directory, when it is not `~/.cache`.
 pub(crate) const XDG_CACHE_HOME: &str = "XDG_CACHE_HOME";
 
 pub(crate) const HOME: &str = "HOME";
 pub(crate) const PATH: &str = "PATH";
 
-/// Whether Go links with C. Without, its programs are static.
+/// Whether Go programs link with C. Without C they are static.
 pub(crate) const CGO_ENABLED: &str = "CGO_ENABLED";
 
-/// Keeps apt from asking questions.
+/// Makes apt non-interactive.
 pub(crate) const DEBIAN_FRONTEND: &str = "DEBIAN_FRONTEND";
 
-/// What a step that runs through sudo still needs of its caller's environment. `PATH` and `HOME` are not in the list
-/// because sudo replaces them even when it is asked to keep them: they are passed in another way.
+/// The variables of the caller that a step needs when it runs through sudo. `PATH` and `HOME` are not in the list because
+/// sudo replaces them even when it should preserve them; they are passed through `env`.
 pub(crate) const KEPT_BY_SUDO: &[&str] = &[
     CONTEXTS,
     PROGRAMS,

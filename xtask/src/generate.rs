@@ -1,7 +1,7 @@
-//! Files that are made from other files and committed, so that a clone builds without the tools that make them.
+//! Generated files that are committed, so that a clone builds without the generators.
 //!
-//! A generator is a function that returns what its files should contain now; it writes nothing. So writing and checking
-//! are the same work with another last step, and adding a generator is one line in [`GENERATORS`].
+//! A generator is a function that returns what its files should contain now; it writes nothing. So writing and
+//! checking share all but the last step, and adding a generator is one line in [`GENERATORS`].
 
 mod config_schema;
 mod custom_resources;

@@ -12,7 +12,7 @@ use crate::workspace;
 
 #[derive(Debug, Args)]
 pub(crate) struct ImageArguments {
-    /// Where to write the archive, which `docker load`, `podman load`, `ctr images import` and `lab load-image` take
+    /// The archive to write, which `docker load`, `podman load`, `ctr images import` and `lab load-image` take
     #[arg(long, value_name = "FILE", default_value = "standind.tar")]
     output: PathBuf,
     /// The name and tag of the image

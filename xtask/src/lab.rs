@@ -1,4 +1,4 @@
-//! `cargo xtask lab`: real clusters on this machine, by hand.
+//! `cargo xtask lab`: manages real clusters on this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ use lab::{Lab, LabRequest, LabStatus, Lifetime, Paths, Power, Progress, Shape};
 
 use crate::{packages, privilege, process};
 
-/// The lab that commands mean when none is named.
+/// The name of the lab when none is given.
 const DEFAULT_NAME: &str = "lab";
 
-const PURPOSE_OF_ROOT: &str = "the lab makes namespaces, devices and control groups";
+const PURPOSE_OF_ROOT: &str = "the lab creates namespaces, devices and control groups";
 
 #[derive(Debug, Args)]
 pub(crate) struct LabArguments {
-    /// Which lab: several can run side by side.
+    /// The name of the lab; several can run at the same time.
     #[arg(long, global = true, default_value = DEFAULT_NAME)]
     name: String,
     #[command(subcommand)]
@@ -30,7 +30,7 @@ pub(crate) struct LabArguments {
 
 #[derive(Debug, Subcommand)]
 enum LabCommand {
-    /// Bring clusters up; what already runs is kept.
+    /// Start clusters; those that run already are kept.
     Up {
         /// How many clusters: east, west, north, south.
         #[arg(long, default_value_t = 2)]
@@ -42,13 +42,13 @@ enum LabCommand {
         #[arg(long)]
         control_plane_only: bool,
     },
-    /// Take a lab down; nothing of it stays.
+    /// Stop a lab and remove everything of it.
     Down {
         /// Every lab of this user.
         #[arg(long)]
         all: bool,
     },
-    /// What runs, and what is broken.
+    /// Show the running labs and their faults.
     Status {
         /// As JSON, for programs.
         #[arg(long)]
@@ -144,7 +144,7 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
         clusters, nodes, ..
     } = arguments.command
     {
-        // One that runs already needs only what it adds, which is checked when that is known.
+        // A lab that runs already needs resources only for what is added, which is checked later.
         let (clusters, nodes) = if paths.run().join(&arguments.name).exists() {
             (0, 0)
         } else {
@@ -152,8 +152,8 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
         };
         prepare(&paths, clusters, nodes)?;
     }
-    if let Some(ended) = privilege::continue_as_root(PURPOSE_OF_ROOT, &[])? {
-        return Ok(ended);
+    if let Some(exit_code) = privilege::continue_as_root(PURPOSE_OF_ROOT, &[])? {
+        return Ok(exit_code);
     }
     let name = &arguments.name;
     match arguments.command {
@@ -180,7 +180,7 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
                 .cluster(&cluster)?
                 .client()
                 .kubectl();
-            return end_like(kubectl.args(arguments));
+            return run_and_exit(kubectl.args(arguments));
         }
         LabCommand::LoadImage { archives } => load_images(&Lab::attach(&paths, name)?, &archives)?,
         LabCommand::Logs { node, component } => {
@@ -213,8 +213,8 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is done as the caller before anything is done as root: packages, and the programs that are built from source.
-/// The machine is checked first, so that one that cannot run the lab is left as it was.
+/// The preparation that runs as the caller, not as root: installs packages, and builds programs from source.
+/// The machine is checked first, so that nothing is changed on one that cannot run the lab.
 pub(crate) fn prepare(paths: &Paths, clusters: usize, nodes: usize) -> Result<()> {
     let demand = ResourceDemand {
         clusters: clusters as u64,
@@ -271,11 +271,11 @@ fn logs(lab: &Lab, node: &str, component: Option<&str>) -> Result<()> {
 }
 
 fn exec(lab: &Lab, node: &str, command: &[String]) -> Result<ExitCode> {
-    end_like(lab.cluster_of_node(node)?.in_node(node)?.args(command))
+    run_and_exit(lab.cluster_of_node(node)?.in_node(node)?.args(command))
 }
 
-/// Runs a command and ends as it has ended.
-fn end_like(command: &mut Command) -> Result<ExitCode> {
+/// Runs a command and exits with its status.
+fn run_and_exit(command: &mut Command) -> Result<ExitCode> {
     let status = command.status().context("cannot run the command")?;
     Ok(process::exit_code(status))
 }
@@ -285,7 +285,8 @@ fn read(file: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// What is not named is perfect, except that dialling is apart: forbidding it leaves the packets as they are.
+/// Sets the conditions of a link. Conditions that are not given are perfect. Dialling is separate: forbidding it does not
+/// change the conditions of packets.
 fn set_fault(lab: &Lab, fault: &FaultArguments) -> Result<()> {
     if fault.undialable {
         lab.set_dialling(&fault.one, &fault.other, false)?;
@@ -355,12 +356,12 @@ fn status(paths: &Paths, json: bool) -> Result<()> {
 }
 
 fn render(status: &LabStatus) -> String {
-    let kept = if status.detached {
+    let lifetime = if status.detached {
         "until `lab down`"
     } else {
         "while its owner runs"
     };
-    let mut text = format!("lab {} on {}, {kept}\n", status.name, status.network);
+    let mut text = format!("lab {} on {}, {lifetime}\n", status.name, status.network);
     for node in &status.nodes {
         let power = match node.power {
             Power::On => "on",

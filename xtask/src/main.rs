@@ -1,8 +1,8 @@
-//! The repository's own commands: `cargo xtask <command>`. This file is the map; each command is a module.
+//! The repository's own commands: `cargo xtask <command>`. Each command is a module.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a program: stdout carries results, stderr carries talk"
+    reason = "a program: stdout carries results, stderr carries diagnostics"
 )]
 
 mod aws;
@@ -37,23 +37,23 @@ use clap::Parser;
 enum Command {
     /// Show a session on this machine: the same program outside and inside
     Demo(demo::DemoArguments),
-    /// Real clusters on this machine, by hand
+    /// Manage real clusters on this machine
     Lab(lab::LabArguments),
-    /// Make the container image of the program beside services
+    /// Build the container image of `standind`, the program that runs next to services
     Image(image::ImageArguments),
     /// Install what is missing, then run every check and every test
     Test(test::TestArguments),
-    /// Measure something and compare it with a baseline and a goal
+    /// Run benchmarks and compare the results with a baseline and a goal
     Bench(bench::BenchArguments),
-    /// Repeat something many times and see whether it always works
+    /// Repeat a test many times, to find rare failures
     Soak(soak::SoakArguments),
-    /// Prepare a release, and make what is given away
+    /// Prepare a release, and build the release artifacts
     Release(release::ReleaseArguments),
-    /// Build the page of `standin ui`, which the next build of `standin` has in it
+    /// Build the page of `standin ui`, which the next build of `standin` embeds
     Web,
-    /// Check the rules of this repository that no compiler knows
+    /// Check the rules of this repository that the compiler does not check
     Tidy,
-    /// Write the files that are made from other files, or check that they are up to date
+    /// Write the generated files, or check that they are up to date
     Generate(generate::GenerateArguments),
 }
 
@@ -101,7 +101,7 @@ mod tests {
         after_name.map(words).collect()
     }
 
-    /// Documents have placeholders, and name commands without all that they need.
+    /// Documents have placeholders, and mention commands without their required arguments.
     #[test]
     fn documents_call_commands_that_exist() {
         use clap::error::ErrorKind;
@@ -113,8 +113,8 @@ mod tests {
         for page in pages.chain(others) {
             let text = std::fs::read_to_string(&page).unwrap();
             for call in calls(&text) {
-                let known = call.iter().take_while(|word| !word.starts_with(['[', '…']));
-                let words = std::iter::once("xtask").chain(known.map(String::as_str));
+                let complete = call.iter().take_while(|word| !word.starts_with(['[', '…']));
+                let words = std::iter::once("xtask").chain(complete.map(String::as_str));
                 let Err(error) = Command::try_parse_from(words) else {
                     count += 1;
                     continue;
@@ -137,7 +137,7 @@ mod tests {
             let path = root.join(format!(".github/workflows/{name}.yml"));
             let text = std::fs::read_to_string(&path).unwrap();
             for call in calls(&text) {
-                // In a comment the name stands alone.
+                // A comment mentions the command without arguments.
                 if call.first().is_none_or(|word| word.starts_with('`')) {
                     continue;
                 }

@@ -1,7 +1,7 @@
-//! Node, new enough for the shop's storefront and its tests.
+//! A version of Node that is new enough for the shop's storefront and its tests.
 //!
-//! Debian 12 and later and Ubuntu 24.04 bring one. Ubuntu 22.04 brings Node 12, which has no test runner; there a
-//! newer one comes from the Python package index, where Node's official build is packed as a wheel.
+//! Debian 12 and later and Ubuntu 24.04 have one. Ubuntu 22.04 has Node 12, which has no test runner; there a newer one
+//! is installed from the Python package index, which has Node's official build as a wheel.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -78,7 +78,7 @@ fn fetch() -> Result<()> {
             .arg(&partial)
             .arg(format!("{WHEEL}=={WHEEL_VERSION}")),
     )
-    .and_then(|()| fs::rename(&partial, &folder).context("moving Node to its place"));
+    .and_then(|()| fs::rename(&partial, &folder).context("moving Node into the cache"));
     if result.is_err() {
         let _ = fs::remove_dir_all(&partial);
     }

@@ -1,4 +1,4 @@
-//! Operators in clusters, installed by their chart as users do it: alone, as a member, and as the Primary of members.
+//! Installs operators with their chart, like users: standalone, as a member, or as a Primary.
 
 use std::io::Write as _;
 use std::thread;
@@ -10,18 +10,18 @@ use serde_json::{Value, json};
 
 use crate::{process, workspace};
 
-/// The account that is the Primary in a member.
+/// The service account of the Primary in a member cluster.
 pub(crate) const ACCOUNT: &str = "mirrord-operator-envoy";
 const API_SERVICE: &str = "apiservice/v1.operator.metalbear.co";
-/// How long members have to answer.
-const PATIENCE: Duration = Duration::from_secs(60);
-const BETWEEN_LOOKS: Duration = Duration::from_millis(300);
+/// The longest time until all members are connected.
+const MEMBERS_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
-/// Installs the operator, or changes how it is installed (`install` or `upgrade`), and waits until it answers.
+/// Installs the operator, or changes how it is installed (`install` or `upgrade`), and waits until it is available.
 pub(crate) fn install(client: &Client, namespace: &str, verb: &str, values: &Value) -> Result<()> {
     let (repository, tag) = standind::REFERENCE.rsplit_once(':').context("no tag")?;
     let chart = workspace::root()?.join("charts/standin-operator");
-    // Tokens are no arguments: everybody on this machine can read those.
+    // Tokens are not passed as arguments, which every user of this machine can read.
     let mut file = tempfile::NamedTempFile::new()?;
     file.write_all(values.to_string().as_bytes())?;
     process::output(
@@ -39,7 +39,7 @@ pub(crate) fn install(client: &Client, namespace: &str, verb: &str, values: &Val
     wait(client)
 }
 
-/// Waits until the API server knows that the operator is there.
+/// Waits until the API server considers the operator available.
 pub(crate) fn wait(client: &Client) -> Result<()> {
     process::output(client.kubectl().args([
         "wait",
@@ -50,7 +50,7 @@ pub(crate) fn wait(client: &Client) -> Result<()> {
     .map(drop)
 }
 
-/// Waits until an agent waits on each node, where that is how agents are made.
+/// Waits until the node agents run, for an operator whose agent mode is `node`.
 pub(crate) fn wait_for_nodes(client: &Client, namespace: &str) -> Result<()> {
     process::output(client.kubectl().args([
         "--namespace",
@@ -63,7 +63,7 @@ pub(crate) fn wait_for_nodes(client: &Client, namespace: &str) -> Result<()> {
     .map(drop)
 }
 
-/// How a Primary reaches a member, as its values have it.
+/// The chart values with which a Primary reaches a member.
 pub(crate) fn access(member: &Client, namespace: &str) -> Result<Value> {
     let of_kubeconfig = |key: &str| {
         let path = format!("jsonpath={{.clusters[0].cluster.{key}}}");
@@ -89,9 +89,9 @@ pub(crate) fn access(member: &Client, namespace: &str) -> Result<Value> {
     }))
 }
 
-/// Waits until the Primary has heard of all members.
+/// Waits until the Primary is connected to all members.
 pub(crate) fn wait_for_members(primary: &Client, members: &[&str]) -> Result<()> {
-    let give_up = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + MEMBERS_TIMEOUT;
     loop {
         let mut object = primary.kubectl();
         object.args(["get", "mirrordoperators", "operator", "--output=json"]);
@@ -101,15 +101,15 @@ pub(crate) fn wait_for_members(primary: &Client, members: &[&str]) -> Result<()>
             return Ok(());
         }
         ensure!(
-            Instant::now() < give_up,
+            Instant::now() < deadline,
             "the Primary does not reach its members: {}",
             object["status"]["connected_clusters"]
         );
-        thread::sleep(BETWEEN_LOOKS);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// The members that answer.
+/// The connected members.
 fn connected(object: &Value) -> Vec<&str> {
     let clusters = object["status"]["connected_clusters"].as_array();
     let connected = clusters.into_iter().flatten();
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_are_connected_when_their_operators_answer() {
+    fn members_are_connected_when_their_operators_respond() {
         let object = json!({"status": {"connected_clusters": [
             {"name": "west", "connected": {"operator_version": "1"}},
             {"name": "north", "error": "no"},

@@ -1,11 +1,11 @@
-//! The Debian packages that the commands need, and installing those that are missing.
+//! The Debian packages that the commands need, and the installation of missing ones.
 
 use anyhow::{Context, Result};
 use lab::host_checks::{self, Requirement};
 
 use crate::{environment, privilege, process};
 
-/// What the sample services are written in, apart from Rust and Go.
+/// Interpreters of the sample services.
 pub(crate) const SHOP: [Requirement; 2] = [
     Requirement {
         program: "node",
@@ -19,7 +19,7 @@ pub(crate) const SHOP: [Requirement; 2] = [
     },
 ];
 
-/// What sessions on one machine are tested with.
+/// Programs for the tests of sessions on one machine.
 pub(crate) const SESSION: [Requirement; 11] = [
     Requirement {
         program: "gdb",
@@ -34,72 +34,72 @@ pub(crate) const SESSION: [Requirement; 11] = [
     Requirement {
         program: "podman",
         package: "podman",
-        purpose: "runs containers that programs stand in for",
+        purpose: "runs containers that are targets of sessions",
     },
     Requirement {
         program: "gcc",
         package: "gcc",
-        purpose: "compiles C programs that stand in",
+        purpose: "compiles C programs for sessions",
     },
     Requirement {
         program: "musl-gcc",
         package: "musl-tools",
-        purpose: "compiles them for another C library",
+        purpose: "compiles C programs with musl for sessions",
     },
     Requirement {
         program: "javac",
         package: "default-jdk-headless",
-        purpose: "compiles and runs a Java program that stands in",
+        purpose: "compiles and runs a Java program in sessions",
     },
     Requirement {
         program: "perl",
         package: "perl",
-        purpose: "runs a Perl program that stands in",
+        purpose: "runs a Perl program in sessions",
     },
     Requirement {
         program: "curl",
         package: "curl",
-        purpose: "makes requests in a script that stands in",
+        purpose: "makes requests in a script in sessions",
     },
     Requirement {
         program: "gunicorn",
         package: "gunicorn",
-        purpose: "runs a Python server with several workers that stands in",
+        purpose: "runs a Python server with several workers in sessions",
     },
     Requirement {
         program: "nginx",
         package: "nginx-light",
-        purpose: "is a server that stands in",
+        purpose: "runs as a server in sessions",
     },
     Requirement {
         program: "prlimit",
         package: "util-linux",
-        purpose: "takes descriptors away from programs",
+        purpose: "limits the descriptors of programs",
     },
 ];
 
-/// What the page of `standin ui` is built with.
+/// For the build of the page of `standin ui`.
 pub(crate) const PAGE: [Requirement; 1] = [Requirement {
     program: "npm",
     package: "npm",
     purpose: "fetches the packages of the page of `standin ui`",
 }];
 
-/// What it is tested with.
+/// For the tests of the page.
 pub(crate) const BROWSER: [Requirement; 1] = [Requirement {
     program: "chromium",
     package: "chromium",
-    purpose: "is the browser in which the page is tested",
+    purpose: "is the browser for the tests of the page",
 }];
 
-/// Installs what distributions do not have, or not in a version that is new enough, from the Python package index.
+/// Installs programs from the Python package index that distributions lack or have only in an old version.
 pub(crate) const PYTHON_PACKAGE_INSTALLER: [Requirement; 1] = [Requirement {
     program: "pip3",
     package: "python3-pip",
     purpose: "fetches the AWS CLI, and Node where this release has an old one",
 }];
 
-/// Installs the packages of the programs that are missing, and says so before it does. Returns their names.
+/// Installs the packages of the programs that are missing, and prints them before. Returns their names.
 pub(crate) fn install_missing(requirements: &[Requirement]) -> Result<Vec<&'static str>> {
     let missing = host_checks::missing(requirements);
     if missing.is_empty() {

@@ -1,4 +1,4 @@
-//! Steps that need root: directly as root, or each one through sudo.
+//! Runs steps that need root: directly as root, or each one through sudo.
 //!
 //! Only the step itself runs as root. Compilers never do: they would leave files of root in the caller's caches.
 
@@ -13,18 +13,18 @@ use nix::unistd::geteuid;
 
 use crate::{environment, process};
 
-/// How this process can get root's rights.
+/// How this process can run steps as root.
 #[derive(Debug, PartialEq, Eq)]
-enum Access {
+enum RootAccess {
     Root,
     Sudo(PathBuf),
     None,
 }
 
-/// Fails when a step that needs root could not run. To be asked before anything is changed.
+/// Fails if steps that need root cannot run. To be called before anything is changed.
 pub(crate) fn check(purpose: &str) -> Result<()> {
-    let Access::Sudo(sudo) = access() else {
-        return if access() == Access::Root {
+    let RootAccess::Sudo(sudo) = root_access() else {
+        return if root_access() == RootAccess::Root {
             Ok(())
         } else {
             bail!("needs root: {purpose}. Run as root or install sudo")
@@ -47,13 +47,13 @@ pub(crate) fn check(purpose: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs this same command once more as root when the caller is not, and returns how that ended. As root it returns
-/// nothing and the caller goes on. The variables are passed on and must be among those that sudo keeps.
+/// Runs this same command once more as root when the caller is not, and returns its exit code. As root it
+/// returns `None` and the caller continues. The variables are passed on and must be among those that sudo preserves.
 pub(crate) fn continue_as_root(
     purpose: &str,
     variables: &[(&str, &OsStr)],
 ) -> Result<Option<ExitCode>> {
-    if access() == Access::Root {
+    if root_access() == RootAccess::Root {
         return Ok(None);
     }
     check(purpose)?;
@@ -68,15 +68,15 @@ pub(crate) fn continue_as_root(
 
 /// A command that runs with root's rights and the caller's `PATH`, `HOME` and other settings.
 pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
-    match access() {
-        Access::Sudo(sudo) => through_sudo(
+    match root_access() {
+        RootAccess::Sudo(sudo) => through_sudo(
             &sudo,
             program.as_ref(),
             env::var_os(environment::PATH),
             env::var_os(environment::HOME),
         ),
-        // Without sudo the command fails by itself; `check` has said so before.
-        Access::Root | Access::None => Command::new(program),
+        // Without sudo the command fails by itself; `check` has reported that before.
+        RootAccess::Root | RootAccess::None => Command::new(program),
     }
 }
 
@@ -84,11 +84,11 @@ pub(crate) fn is_root() -> bool {
     geteuid().is_root()
 }
 
-fn access() -> Access {
+fn root_access() -> RootAccess {
     if geteuid().is_root() {
-        return Access::Root;
+        return RootAccess::Root;
     }
-    process::find_program("sudo").map_or(Access::None, Access::Sudo)
+    process::find_program("sudo").map_or(RootAccess::None, RootAccess::Sudo)
 }
 
 fn through_sudo(

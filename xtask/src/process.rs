@@ -1,4 +1,4 @@
-//! Runs other programs: says what it runs, how long it took, and what to do when it cannot be run.
+//! Runs other programs: prints the command line and the duration, and explains what to do when a program is missing.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, PipeReader, Write};
@@ -13,11 +13,11 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::{duration, environment};
 
-/// How long output may still arrive after a program ended. What the program itself wrote is in the pipe by then; only
+/// How long to wait for further output after a program exited. What the program itself wrote is in the pipe by then; only
 /// something it left running can keep the pipe open.
 const GRACE_FOR_OUTPUT: Duration = Duration::from_secs(2);
 
-/// What is known of a program that has ended.
+/// The result of a program that exited.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
@@ -25,7 +25,7 @@ pub(crate) struct Finished {
     pub(crate) output: String,
 }
 
-/// Runs a program whose output the reader sees at once. Its standard output becomes talk: it goes to standard error.
+/// Runs a program and shows its output at once. Its standard output is redirected to standard error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     announce(command);
     let started = Instant::now();
@@ -37,8 +37,8 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     ensure_success(command, status)
 }
 
-/// Runs a program without announcing it and returns what it printed to standard output. What it says on standard error
-/// is seen at once.
+/// Runs a program without announcing it and returns what it printed to standard output. Its standard error
+/// is shown at once.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let finished = command
         .stdin(Stdio::null())
@@ -51,7 +51,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
 }
 
 /// Runs a program, shows its output on standard error as it comes, and keeps a copy. A program that fails is not an
-/// error here: its output is what the caller wants to look at.
+/// error here: the caller evaluates its output.
 pub(crate) fn tee(command: Command) -> Result<Finished> {
     announce(&command);
     let started = Instant::now();
@@ -89,7 +89,7 @@ pub(crate) fn copy_output(
         .with_context(|| format!("waiting for `{description}`"))?;
     if finished_receiver.recv_timeout(GRACE_FOR_OUTPUT) == Err(RecvTimeoutError::Timeout) {
         eprintln!(
-            "warning: something that `{description}` started is still running and holds its output open"
+            "warning: something that `{description}` started is still running and keeps its output open"
         );
     }
     let output = output
@@ -99,7 +99,7 @@ pub(crate) fn copy_output(
     Ok(Finished { status, output })
 }
 
-/// The code with which to end as another program has ended. A program that was killed has failed.
+/// The exit code that corresponds to a program's exit status. A program that was killed has failed.
 pub(crate) fn exit_code(status: ExitStatus) -> ExitCode {
     ExitCode::from(
         status
@@ -138,7 +138,7 @@ fn copy_lines(reader: PipeReader, mut copy: impl Write, output: &Mutex<String>) 
         .read_until(b'\n', &mut line)
         .is_ok_and(|count| count > 0)
     {
-        // A reader that has gone away must not stop the program that is being run.
+        // A failed write to the copy must not stop the program that is being run.
         let _ = copy.write_all(&line);
         output
             .lock()
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_told_with_its_remedy() {
+    fn a_missing_program_is_reported_with_its_remedy() {
         let error = output(&mut Command::new("a-program-that-is-not-there")).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -1,8 +1,8 @@
-//! `cargo xtask release`: one version for the programs and the charts, from the commit to what is given away.
+//! `cargo xtask release`: one version for the programs and the charts, from the commit to the release artifacts.
 //!
 //! A release is a commit that sets the version everywhere and joins the changelog's fragments, and a tag with the
-//! version's name. What the tag sets off is in `.github/workflows/release.yml`, and each of its steps is a command here, so
-//! that it can be tried on any machine. CONTRIBUTING.md tells it in order.
+//! version's name. The tag triggers `.github/workflows/release.yml`. Each of its steps is a command here, so that it can
+//! be tried on any machine. CONTRIBUTING.md lists the steps in order.
 
 pub(crate) mod changelog;
 mod charts_repository;
@@ -38,13 +38,13 @@ enum Step {
         #[arg(long, value_name = "TAG")]
         tag: Option<String>,
     },
-    /// Print what users are told of a version: its section of the changelog without what is internal
+    /// Print the release notes: the version's section of the changelog without internal changes
     Notes,
     /// Print the name of the version's image
     ImageName,
-    /// Make what is given away: programs, image, charts and their checksums
+    /// Build the release artifacts: programs, image, charts and their checksums
     Package {
-        /// Where to put it; by default a folder of the version's name among what cargo builds
+        /// The output folder; by default one with the version's name in cargo's target directory
         #[arg(long, value_name = "FOLDER")]
         output: Option<PathBuf>,
         /// Only the charts
@@ -55,7 +55,7 @@ enum Step {
     PushCharts(charts_repository::PushArguments),
 }
 
-/// Where a release goes, as the workspace's manifest says.
+/// Where a release is published, from the workspace's manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Destinations {

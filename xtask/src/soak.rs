@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: repeats something many times, to find what fails once in a hundred.
+//! `cargo xtask soak`: repeats a test many times, to find failures that occur once in a hundred runs.
 
 use std::io;
 use std::process::{Command, ExitCode};
@@ -11,13 +11,13 @@ use lab::{Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 
 use crate::{duration, privilege, process, table};
 
-/// Something that must work every time.
+/// A test that must succeed every time.
 #[derive(Debug)]
 pub(crate) struct Soak {
     name: &'static str,
     description: &'static str,
     default_cycles: u32,
-    /// Done once as the caller, before the rest is done as root.
+    /// Runs once as the caller, before the rest runs as root.
     prepare: fn() -> Result<()>,
     needs_root: bool,
     /// One cycle, with its number from 1. It leaves nothing behind, so that the next starts from the same state.
@@ -27,7 +27,7 @@ pub(crate) struct Soak {
 const SOAKS: &[Soak] = &[
     Soak {
         name: "lab",
-        description: "two clusters come up, and go without leaving anything",
+        description: "two clusters start, and stop without leaving anything behind",
         default_cycles: 20,
         prepare: || crate::lab::prepare(&Paths::from_environment(), 2, 1),
         needs_root: true,
@@ -35,11 +35,11 @@ const SOAKS: &[Soak] = &[
     },
     Soak {
         name: "output",
-        description: "the last words of a program that ends are never lost",
+        description: "the last lines of a program's output are never lost",
         default_cycles: 200,
         prepare: || Ok(()),
         needs_root: false,
-        cycle: keep_last_words,
+        cycle: keep_last_line,
     },
 ];
 
@@ -50,7 +50,7 @@ pub(crate) struct SoakArguments {
     /// How many times; each soak has its own default
     #[arg(long, requires = "name", value_parser = clap::value_parser!(u32).range(1..))]
     cycles: Option<u32>,
-    /// Go on after a cycle that failed, instead of leaving its remains to be looked at
+    /// Continue after a cycle that failed, instead of stopping with its state left in place
     #[arg(long, requires = "name")]
     keep_going: bool,
 }
@@ -61,14 +61,14 @@ pub(crate) fn run(arguments: &SoakArguments) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let Some(soak) = SOAKS.iter().find(|soak| soak.name == name) else {
-        bail!("there is no soak `{name}`. These are there:\n{}", list());
+        bail!("there is no soak `{name}`. Available soaks:\n{}", list());
     };
     (soak.prepare)()?;
     if soak.needs_root
-        && let Some(ended) =
-            privilege::continue_as_root("the soak makes namespaces and devices", &[])?
+        && let Some(exit_code) =
+            privilege::continue_as_root("the soak creates namespaces and devices", &[])?
     {
-        return Ok(ended);
+        return Ok(exit_code);
     }
     let cycles = arguments.cycles.unwrap_or(soak.default_cycles);
     let results = repeat(cycles, arguments.keep_going, soak.cycle);
@@ -77,7 +77,7 @@ pub(crate) fn run(arguments: &SoakArguments) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!all_succeeded)))
 }
 
-/// One cycle that has ended.
+/// The result of one cycle.
 struct CycleResult {
     number: u32,
     elapsed: Duration,
@@ -170,12 +170,12 @@ fn up_and_down(_: u32) -> Result<()> {
 }
 
 /// The counts of `cargo xtask test` are read from the last lines that a runner prints, so none may be lost.
-fn keep_last_words(number: u32) -> Result<()> {
-    let words = format!("last words {number}");
+fn keep_last_line(number: u32) -> Result<()> {
+    let expected = format!("last line {number}");
     let mut command = Command::new("sh");
     command.args([
         "-c",
-        &format!("seq 1 20000; echo '{words}' >&2; exit {}", number % 7),
+        &format!("seq 1 20000; echo '{expected}' >&2; exit {}", number % 7),
     ]);
     let finished = process::copy_output(command, io::sink())?;
     let last = finished
@@ -183,7 +183,10 @@ fn keep_last_words(number: u32) -> Result<()> {
         .lines()
         .last()
         .context("all output was lost")?;
-    ensure!(last == words, "the last line is {last:?}, not {words:?}");
+    ensure!(
+        last == expected,
+        "the last line is {last:?}, not {expected:?}"
+    );
     Ok(())
 }
 
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_failure_ends_it() {
+    fn the_first_failure_stops_the_soak() {
         let results = repeat(10, false, fail_every_third);
         assert_eq!(
             summary(10, &results),
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn or_it_goes_on_to_the_end() {
+    fn keep_going_runs_all_cycles() {
         let results = repeat(7, true, fail_every_third);
         assert!(summary(7, &results).ends_with("\n5 of 7 cycles succeeded, 2 failed, 0 not run\n"));
     }
@@ -216,7 +219,7 @@ mod tests {
     #[test]
     fn a_few_cycles_of_each_light_soak() {
         assert!(
-            repeat(5, false, keep_last_words)
+            repeat(5, false, keep_last_line)
                 .iter()
                 .all(|result| result.error.is_none())
         );

@@ -1,4 +1,4 @@
-//! Plain text tables that survive a pipe.
+//! Plain text tables, for terminals and pipes.
 
 /// Renders rows under their headers. Each column is as wide as its widest cell; columns named in `right` are aligned
 /// to the right. No line ends with spaces.

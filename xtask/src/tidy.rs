@@ -1,7 +1,7 @@
-//! `cargo xtask tidy`: the rules of this repository that no compiler knows.
+//! `cargo xtask tidy`: checks the rules of this repository that the compiler does not check.
 //!
-//! Each rule is a module with a pure function from the repository's content to findings. Sizes are different: they are
-//! a report, a question to the reader, and never fail.
+//! Each rule is a module with a pure function from the repository's content to findings. Sizes are
+//! different: they are only reported and never fail.
 
 mod dependencies;
 pub(crate) mod fragments;
@@ -23,7 +23,7 @@ use anyhow::{Context, Result};
 use crate::generate;
 use crate::workspace::{self, Source};
 
-/// Something that must be changed, and where.
+/// A violation of a rule, and where it is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Finding {
     path: PathBuf,
@@ -66,7 +66,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!findings.is_empty())))
 }
 
-/// Everything that breaks a rule, in the order of the files.
+/// All violations, in the order of the files.
 pub(crate) fn findings(repository: &Repository) -> Result<Vec<Finding>> {
     let Repository {
         root,
@@ -98,7 +98,7 @@ pub(crate) fn version_findings(sources: &[Source]) -> Vec<Finding> {
     versions::check(sources)
 }
 
-/// What the rules check.
+/// The content of the repository, which the rules check.
 #[derive(Debug)]
 pub(crate) struct Repository {
     root: PathBuf,

@@ -12,7 +12,7 @@ use crate::{environment, node, packages, privilege, process, workspace};
 
 /// The folder of the page.
 pub(crate) const FOLDER: &str = "web/monitor";
-/// Where it is built to, and where the program takes it from.
+/// The output folder of its build, from which the program embeds it.
 pub(crate) const BUILT: &str = "crates/cli/page/dist";
 
 /// `cargo xtask web`.
@@ -21,14 +21,14 @@ pub(crate) fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds the page, with what it takes to do so.
+/// Installs what the build needs, and builds the page.
 pub(crate) fn install_and_build(root: &Path) -> Result<()> {
     packages::install_missing(&packages::PAGE)?;
     node::install_if_missing()?;
     build(root)
 }
 
-/// Checks the page and builds it to where the program takes it from.
+/// Checks the page and builds it.
 pub(crate) fn build(root: &Path) -> Result<()> {
     let folder = root.join(FOLDER);
     install(&folder)?;
@@ -36,7 +36,7 @@ pub(crate) fn build(root: &Path) -> Result<()> {
     process::run(npm(&folder)?.args(["run", "--silent", "build"]))
 }
 
-/// The tests in a browser, with programs that have the page in them. They make networks, so they run as root.
+/// The tests in a browser, with programs that embed the page. They create networks, so they run as root.
 pub(crate) fn tests(root: &Path, programs: &Path) -> Result<Command> {
     let folder = root.join(FOLDER);
     install(&folder)?;
@@ -55,17 +55,17 @@ pub(crate) fn tests(root: &Path, programs: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// The packages of the lock file, unless they are there already.
+/// Installs the packages of the lock file, unless they are installed already.
 fn install(folder: &Path) -> Result<()> {
     let lock = folder.join("package-lock.json");
     let installed = folder.join("node_modules/.standin-lock");
-    let wanted = fs::read(&lock).with_context(|| lock.display().to_string())?;
-    if fs::read(&installed).is_ok_and(|there| there == wanted) {
+    let expected = fs::read(&lock).with_context(|| lock.display().to_string())?;
+    if fs::read(&installed).is_ok_and(|found| found == expected) {
         return Ok(());
     }
     process::run(npm(folder)?.args(["ci", "--no-audit", "--no-fund"]))
         .context("the packages of the page could not be fetched. Check the network")?;
-    fs::write(&installed, wanted).with_context(|| installed.display().to_string())
+    fs::write(&installed, expected).with_context(|| installed.display().to_string())
 }
 
 fn npm(folder: &Path) -> Result<Command> {

@@ -10,7 +10,7 @@ use crate::{environment, process};
 
 /// The top folder of the repository.
 ///
-/// Asked from cargo while running rather than while compiling: two clones may share one build cache, and each must
+/// Read from cargo's environment at run time rather than at compile time: two clones may share one build cache, and each must
 /// find itself.
 pub(crate) fn root() -> Result<PathBuf> {
     let manifest_folder = env::var_os(environment::CARGO_MANIFEST_DIR)
@@ -28,13 +28,12 @@ pub(crate) fn cache() -> Result<PathBuf> {
     {
         return Ok(PathBuf::from(cache_home).join("standin"));
     }
-    let home = env::var_os(environment::HOME).context(
-        "HOME is not set, so there is no place for the cache. Set HOME or XDG_CACHE_HOME",
-    )?;
+    let home = env::var_os(environment::HOME)
+        .context("HOME is not set, so there is no cache directory. Set HOME or XDG_CACHE_HOME")?;
     Ok(PathBuf::from(home).join(".cache/standin"))
 }
 
-/// Where cargo puts what it builds.
+/// Cargo's target directory.
 pub(crate) fn target() -> Result<PathBuf> {
     match env::var_os(environment::CARGO_TARGET_DIR) {
         Some(folder) => Ok(PathBuf::from(folder)),
@@ -42,12 +41,12 @@ pub(crate) fn target() -> Result<PathBuf> {
     }
 }
 
-/// Where the sample shop is built: apart from the rest, because it is built for images with flags of its own.
+/// The target directory of the sample shop. It is separate because the shop is built for images with other flags.
 pub(crate) fn shop_target() -> Result<PathBuf> {
     Ok(target()?.join("shop"))
 }
 
-/// Where programs for images are built: statically, so apart from the rest as well.
+/// The target directory of programs for images. It is separate because they are linked statically.
 pub(crate) fn image_target() -> Result<PathBuf> {
     Ok(target()?.join("image"))
 }

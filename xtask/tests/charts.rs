@@ -1,5 +1,5 @@
-//! The charts, rendered by Helm as it is: what values do, which are refused, and what documents promise about them. And
-//! the workflows that release them, whose shell is run for real.
+//! Tests of the charts, rendered by a real Helm: the effect of values, values that are rejected, and what documents
+//! state about them. And tests of the release workflows, whose shell scripts are executed.
 //!
 //! Nothing here needs a cluster; the scenarios of `crates/e2e` test what does.
 
@@ -7,18 +7,18 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    reason = "all of it is a test, also what several tests share"
+    reason = "this is test code, including shared helpers"
 )]
 
 mod charts {
-    // The objects that a chart makes.
+    // The objects of the chart.
     mod objects;
-    // Who may do what, and whether the page about it is true.
+    // Permissions, and whether docs/permissions.md matches them.
     mod permissions;
-    // Helm, and YAML.
+    // Rendering with Helm, and parsing YAML.
     mod rendering;
-    // What can be set, and what is refused.
+    // Values, and values that are rejected.
     mod values;
-    // What the release workflows do.
+    // The release workflows.
     mod workflows;
 }

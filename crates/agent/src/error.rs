@@ -102,6 +102,9 @@ pub enum Error {
     #[error("the request has no {0}")]
     Missing(&'static str),
 
+    #[error("the filter is nested too deeply: at most {0} levels are allowed")]
+    FilterDepth(usize),
+
     #[error("the request does not follow the protocol")]
     Protocol(#[from] protocol::Error),
 
@@ -154,7 +157,7 @@ impl Error {
             Self::Protocol(source) => {
                 return Failure::new(Reason::BadRequest, source.to_string());
             }
-            Self::Missing(_) => Reason::BadRequest,
+            Self::Missing(_) | Self::FilterDepth(_) => Reason::BadRequest,
             Self::Connection(_) => Reason::Unspecified,
         };
         Failure::new(reason, self.to_string())

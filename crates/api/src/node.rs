@@ -66,7 +66,7 @@ pub struct ServeRequest {
 /// The response to any [`NodeRequest`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ServeResponse {
+pub struct NodeResponse {
     #[serde(default)]
     pub served: Vec<ServedTarget>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -128,7 +128,7 @@ impl Check {
 /// The interception of system calls.
 fn system_call_checks(diagnosis: &Diagnosis) -> Vec<Check> {
     if let Err(error) = &diagnosis.user_notification {
-        let name = "catching system calls";
+        let name = "system call interception";
         return vec![Check::failed(
             State::Missing,
             name,
@@ -139,7 +139,7 @@ fn system_call_checks(diagnosis: &Diagnosis) -> Vec<Check> {
     const TRACE: &str = "The right to trace child processes is missing: set kernel.yama.ptrace_scope to 1 or less, or, in a \
                          container, add the capability SYS_PTRACE";
     let mut checks = vec![Check::ok(
-        "catching system calls",
+        "system call interception",
         "seccomp user notification works",
     )];
     #[rustfmt::skip] // A table is read by its columns.
@@ -149,9 +149,9 @@ fn system_call_checks(diagnosis: &Diagnosis) -> Vec<Check> {
     ];
     #[rustfmt::skip]
     let better = [
-        ("replies with descriptors", diagnosis.reply_with_descriptor, "in one step", "in two steps: a signal may come between", "Linux 5.14 does it in one"),
+        ("replies with descriptors", diagnosis.reply_with_descriptor, "in one step", "in two steps: a signal may interrupt them", "Linux 5.14 does it in one step"),
         ("signals", diagnosis.wait_killable, "they wait for replies", "some calls of programs may fail with EINTR", "Linux 5.19 lets signals wait"),
-        ("speed of replies", diagnosis.same_processor_wake_up, "without changing the processor", "each call takes some microseconds longer", "Linux 6.6 is quicker"),
+        ("reply latency", diagnosis.same_processor_wake_up, "replies need no switch of the processor", "each call takes some microseconds longer", "Linux 6.6 is faster"),
     ];
     let states = [
         (State::Missing, &required[..]),

@@ -66,7 +66,7 @@ impl AddressPattern {
                     || names.iter().any(|name| name_matches(pattern, name))
             }
         };
-        self.protocol.is_none_or(|wanted| wanted == protocol)
+        self.protocol.is_none_or(|expected| expected == protocol)
             && self.port.is_none_or(|port| port == address.port())
             && host()
     }

@@ -170,15 +170,15 @@ fn is_volume(mount: &str, surroundings: &Surroundings) -> bool {
         &surroundings.temporary,
     ];
     let own = here.into_iter().flatten().chain(&surroundings.code);
-    let held = LOCAL_FOLDERS.iter().map(|path| path.as_bytes());
-    let mut held = held.chain(own.map(Vec::as_slice));
+    let local_folders = LOCAL_FOLDERS.iter().map(|path| path.as_bytes());
+    let mut local_folders = local_folders.chain(own.map(Vec::as_slice));
     let mount = mount.as_bytes();
     mount.starts_with(b"/")
         && mount != b"/"
         && !SYSTEM_MOUNTS
             .iter()
             .any(|of| is_below(mount, of.as_bytes()))
-        && !held.any(|path| is_below(path, mount))
+        && !local_folders.any(|path| is_below(path, mount))
 }
 
 #[cfg(test)]

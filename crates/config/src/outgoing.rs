@@ -217,9 +217,9 @@ mod tests {
             ),
             ("{filter: {remote: [db]}}", "8.8.8.8:80", ".filter.remote"),
         ] {
-            let told = rules(outgoing).rule(Protocol::Tcp, address.parse().unwrap());
-            let told = told.strip_prefix("feature.network.outgoing");
-            assert_eq!(told, Some(expected), "{outgoing}");
+            let rule = rules(outgoing).rule(Protocol::Tcp, address.parse().unwrap());
+            let rule = rule.strip_prefix("feature.network.outgoing");
+            assert_eq!(rule, Some(expected), "{outgoing}");
         }
     }
 

@@ -153,9 +153,9 @@ impl Reader<'_> {
         let incomplete = map.needs.iter().find_map(|(key, needed)| {
             Some((find(key)?, needed)).filter(|_| find(needed).is_none())
         });
-        if let Some((place, needed)) = incomplete {
-            let (key, needed) = (place.text.clone(), needed.clone());
-            self.report(ProblemKind::Incomplete { key, needed }, place.span);
+        if let Some((dependent, needed)) = incomplete {
+            let (key, needed) = (dependent.text.clone(), needed.clone());
+            self.report(ProblemKind::Incomplete { key, needed }, dependent.span);
         }
     }
 
@@ -182,7 +182,7 @@ impl Reader<'_> {
             key: key.text.clone(),
             allowed,
             suggestion: self
-                .is_worth_a_thought()
+                .may_suggest()
                 .then(|| suggest::key(&key.text, map))
                 .flatten(),
         };
@@ -283,7 +283,7 @@ impl Reader<'_> {
     }
 
     /// Computing a suggestion takes time, so there is none after the first thousand problems, which are not shown.
-    fn is_worth_a_thought(&self) -> bool {
+    fn may_suggest(&self) -> bool {
         self.findings.problems.len() < MAX_KEPT
     }
 

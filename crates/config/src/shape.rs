@@ -180,10 +180,10 @@ impl Expand {
 impl Kind {
     fn of(schema: &Value) -> Self {
         if let Some(index) = schema.get("x-other-tool").and_then(Value::as_u64) {
-            let known = usize::try_from(index)
+            let key = usize::try_from(index)
                 .ok()
                 .and_then(|index| KEYS_OF_OTHER_TOOLS.get(index));
-            return Self::KeyOfOtherTool(known.map_or("", |known| known.reason));
+            return Self::KeyOfOtherTool(key.map_or("", |key| key.reason));
         }
         let is_set = |keyword: &str| schema.get(keyword).is_some();
         match schema.get("type").and_then(Value::as_str) {

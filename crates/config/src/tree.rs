@@ -120,7 +120,7 @@ impl ParseProblem {
 mod tests {
     use super::*;
 
-    /// The tree as JSON-like text, with the text at each scalar's place behind it.
+    /// The tree as JSON-like text, with the source text of each scalar's span after it.
     fn shown(text: &str, node: &Node) -> String {
         let at = |span: Span| text.get(span.start..span.end).unwrap_or("?").to_owned();
         match &node.value {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::node::{
-    MAX_RESPONSE_BYTES, NODE_AGENT_LABELS, NODE_AGENT_PORT, NodeRequest, ServeResponse,
+    MAX_RESPONSE_BYTES, NODE_AGENT_LABELS, NODE_AGENT_PORT, NodeRequest, NodeResponse,
     ServedTarget, encode_message,
 };
 use futures_util::StreamExt as _;
@@ -121,14 +121,14 @@ impl Nodes {
         &self,
         host: &str,
         request: &NodeRequest,
-    ) -> Result<ServeResponse, String> {
+    ) -> Result<NodeResponse, String> {
         let response = self.send(host, request).await;
         // Also after an error, because the request may have been executed.
         self.lists.invalidate(host);
         response
     }
 
-    async fn send(&self, host: &str, request: &NodeRequest) -> Result<ServeResponse, String> {
+    async fn send(&self, host: &str, request: &NodeRequest) -> Result<NodeResponse, String> {
         let response = timeout(REQUEST_TIMEOUT, self.exchange(host, request)).await;
         let response = match response {
             Ok(Ok(response)) => response,
@@ -143,7 +143,7 @@ impl Nodes {
         }
     }
 
-    async fn exchange(&self, host: &str, request: &NodeRequest) -> Result<ServeResponse, BoxError> {
+    async fn exchange(&self, host: &str, request: &NodeRequest) -> Result<NodeResponse, BoxError> {
         let mut pipe = self.dial(host.parse()?).await?;
         pipe.write_all(&encode_message(request)?).await?;
         pipe.flush().await?;
@@ -173,7 +173,7 @@ pub(crate) async fn dial_agent(
 
 pub(crate) async fn read_response(
     pipe: &mut (impl AsyncRead + Unpin),
-) -> Result<ServeResponse, BoxError> {
+) -> Result<NodeResponse, BoxError> {
     let length = pipe.read_u32().await?;
     if length > MAX_RESPONSE_BYTES {
         return Err("the response is too long".into());

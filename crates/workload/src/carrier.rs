@@ -1,7 +1,7 @@
-//! A plain relay through the API server: bytes of connections in the cluster, in one WebSocket, to the developer's machine.
+//! A plain relay through the API server: forwards connections in the cluster over one WebSocket to the developer's machine.
 //!
-//! The carrier is what the API server takes for the server of an API, as it does with an operator. It passes each
-//! connection on in a channel that the far end has opened before. Nothing is understood, encrypted twice or resumed.
+//! The API server treats the carrier as an aggregated API server, like an operator. The carrier forwards each connection
+//! on a channel that the far end opened in advance. Nothing is parsed, encrypted twice or resumed.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -30,17 +30,17 @@ use tokio::sync::{Mutex, mpsc};
 use crate::http1::until_input_ends;
 
 const PROTOCOL: &str = "relay";
-/// The API that the carrier claims to serve.
+/// The API group that the carrier registers.
 const GROUP: &str = "/apis/relay.bench/v1";
-/// What is read at once: as an operator does.
+/// The size of the copy buffers, as in an operator.
 const BUFFER: usize = 128 * 1024;
 
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct CarrierArguments {
-    /// Where the API server connects to
+    /// The address for the API server
     #[arg(long)]
     listen_for_api: SocketAddr,
-    /// Where the connections come that are carried
+    /// The address for the connections to forward
     #[arg(long)]
     listen: SocketAddr,
 }
@@ -51,22 +51,22 @@ pub(crate) struct FarEndArguments {
     kubeconfig: PathBuf,
     #[arg(long)]
     context: String,
-    /// Where connections go
+    /// The upstream of the connections
     #[arg(long)]
     to: SocketAddr,
-    /// How many there can be at once
+    /// How many connections can be open at the same time
     #[arg(long)]
     connections: usize,
 }
 
-/// From the far end to connections: channels that wait for one.
-type Waiting = Arc<Mutex<mpsc::UnboundedReceiver<Channel>>>;
+/// From the far end to incoming connections: channels that are not used yet.
+type ChannelPool = Arc<Mutex<mpsc::UnboundedReceiver<Channel>>>;
 
 pub(crate) fn run(arguments: CarrierArguments) -> Result<()> {
     until_input_ends(async move {
-        let (free, waiting) = mpsc::unbounded_channel();
+        let (free, pool) = mpsc::unbounded_channel();
         let connections = TcpListener::bind(arguments.listen).await?;
-        tokio::spawn(accept(connections, Arc::new(Mutex::new(waiting))));
+        tokio::spawn(accept(connections, Arc::new(Mutex::new(pool))));
         let api = TcpListener::bind(arguments.listen_for_api).await?;
         let acceptor = link::tls::acceptor(&Identity::generate()?)?;
         println!("ready");
@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: CarrierArguments) -> Result<()> {
                 let stream = acceptor.accept(stream).await?;
                 let service = service_fn(|request| {
                     let free = free.clone();
-                    async move { Ok::<_, Infallible>(answer(request, free)) }
+                    async move { Ok::<_, Infallible>(respond(request, free)) }
                 });
                 hyper::server::conn::http1::Builder::new()
                     .serve_connection(TokioIo::new(stream), service)
@@ -90,32 +90,32 @@ pub(crate) fn run(arguments: CarrierArguments) -> Result<()> {
     })
 }
 
-async fn accept(listener: TcpListener, waiting: Waiting) -> Result<()> {
+async fn accept(listener: TcpListener, pool: ChannelPool) -> Result<()> {
     loop {
         let (mut stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        let waiting = Arc::clone(&waiting);
+        let pool = Arc::clone(&pool);
         tokio::spawn(async move {
-            let channel = waiting.lock().await.recv().await;
-            let mut channel = channel.context("nobody makes channels any more")?;
+            let channel = pool.lock().await.recv().await;
+            let mut channel = channel.context("no far end is connected")?;
             copy_bidirectional_with_sizes(&mut stream, &mut channel, BUFFER, BUFFER).await?;
             anyhow::Ok(())
         });
     }
 }
 
-/// What the API server asks to see whether somebody is there, and WebSockets.
-fn answer(
+/// Responds to the API server's discovery request, and to WebSocket upgrades.
+fn respond(
     mut request: Request<Incoming>,
     free: mpsc::UnboundedSender<Channel>,
 ) -> Response<Full<Bytes>> {
     let key = request.headers().get(SEC_WEBSOCKET_KEY);
     let Some(key) = key.and_then(|key| key.to_str().ok()).map(str::to_owned) else {
         let text = r#"{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"relay.bench/v1","resources":[]}"#;
-        let mut answer = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+        let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
         let json = HeaderValue::from_static("application/json");
-        answer.headers_mut().insert(CONTENT_TYPE, json);
-        return answer;
+        response.headers_mut().insert(CONTENT_TYPE, json);
+        return response;
     };
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
@@ -123,33 +123,33 @@ fn answer(
         let socket =
             WebSocketStream::from_raw_socket(socket, Role::Server, Some(websocket_config())).await;
         let (_channels, mut events, driver) = Channels::over(socket);
-        let pass_on = async {
+        let collect_channels = async {
             while let Some(event) = events.recv().await {
                 if let Event::Opened { channel, .. } = event {
                     let _ = free.send(channel);
                 }
             }
         };
-        tokio::join!(driver, pass_on).0?;
+        tokio::join!(driver, collect_channels).0?;
         anyhow::Ok(())
     });
-    let mut answer = Response::new(Full::default());
-    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = answer.headers_mut();
+    let mut response = Response::new(Full::default());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(PROTOCOL));
     if let Ok(accept) = HeaderValue::from_str(&accept_key(&key)) {
         headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
     }
-    answer
+    response
 }
 
 pub(crate) fn run_far_end(arguments: FarEndArguments) -> Result<()> {
     until_input_ends(async move {
         let (channels, driver) = connect(&arguments).await?;
         for _ in 0..arguments.connections {
-            tokio::spawn(carry(channels.clone(), arguments.to));
+            tokio::spawn(forward(channels.clone(), arguments.to));
         }
         println!("ready");
         driver.await?.context("the WebSocket has ended")
@@ -161,17 +161,17 @@ type Driver = tokio::task::JoinHandle<std::io::Result<()>>;
 async fn connect(arguments: &FarEndArguments) -> Result<(Channels, Driver)> {
     let client = crate::clients::client(&arguments.kubeconfig, &arguments.context).await?;
     let upgrade = Upgrade::to(PROTOCOL);
-    // The API server lets a `proxy` last as long as it likes.
+    // The API server has no timeout for the subresource `proxy`.
     let request = upgrade.add_headers(Request::get(format!("{GROUP}/proxy/relay")));
-    let answer = client
+    let response = client
         .send(request.body(kube::client::Body::empty())?)
         .await?;
     ensure!(
-        answer.status() == StatusCode::SWITCHING_PROTOCOLS,
-        "the API server answers {}",
-        answer.status()
+        response.status() == StatusCode::SWITCHING_PROTOCOLS,
+        "the API server responded with {}",
+        response.status()
     );
-    let socket = TokioIo::new(hyper::upgrade::on(answer).await?);
+    let socket = TokioIo::new(hyper::upgrade::on(response).await?);
     let socket =
         WebSocketStream::from_raw_socket(socket, Role::Client, Some(websocket_config())).await;
     let (channels, mut events, driver) = Channels::over(socket);
@@ -179,13 +179,13 @@ async fn connect(arguments: &FarEndArguments) -> Result<(Channels, Driver)> {
     Ok((channels, tokio::spawn(driver)))
 }
 
-/// One connection after the other, each with one of its own to where they go.
-async fn carry(channels: Channels, to: SocketAddr) -> Result<()> {
+/// Serves one connection after the other, each with its own upstream connection.
+async fn forward(channels: Channels, to: SocketAddr) -> Result<()> {
     loop {
         let mut channel = channels.open(0);
         let mut stream = TcpStream::connect(to).await?;
         stream.set_nodelay(true)?;
-        // That a client leaves is how each ends.
+        // Each connection ends when its client disconnects.
         let _ = copy_bidirectional_with_sizes(&mut channel, &mut stream, BUFFER, BUFFER).await;
     }
 }

@@ -1,8 +1,8 @@
-//! Simulated developers: sessions with an operator as `standin exec` has them, without a program in them.
+//! Simulated developers: sessions with an operator like those of `standin exec`, but without a program.
 //!
-//! Each is a connection through the API server and a link with each of the agents that are ready first, which then asks every
-//! few seconds whether the other end is there, as real ones do. With as many agents as there are clusters, where each has one
-//! pod, a session covers all of them.
+//! Each session is a connection through the API server and a link with each of the agents that are ready first. Links send
+//! keepalives every few seconds, as real ones do. If there are as many agents as clusters, and each cluster has one pod, a
+//! session covers all clusters.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
-use crate::worker::{Numbers, obey_input};
+use crate::worker::{Numbers, serve_stdin};
 
-/// How long one session may take to begin or to end.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// What a session waits for its client.
+/// The longest time that one session may take to start or to end.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a session waits for its client, in seconds.
 const RESUME_WINDOW: u64 = 120;
 
 #[derive(Debug, Args)]
@@ -42,22 +42,22 @@ pub(crate) struct ClientsArguments {
     namespace: String,
     #[arg(long)]
     target: TargetPath,
-    /// A session has begun when it has a link with so many agents, and all of its clusters are there
+    /// A session has started when it has a link with so many agents and all of its clusters are reachable
     #[arg(long, default_value_t = 1)]
     agents: usize,
-    /// Stay in the one cluster, where the operator has others
+    /// Use only this cluster, even if the operator has member clusters
     #[arg(long)]
     no_multi_cluster: bool,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
-enum Order {
-    /// Begins as many sessions, so many at the same time. Answers how long each took, in seconds.
+enum Request {
+    /// Starts `count` sessions, `at_once` in parallel. The response has the seconds that each took.
     Open { count: usize, at_once: usize },
-    /// Answers how many sessions there are, and how many connections have ended since they began.
-    Look,
-    /// Ends all of them as a program that is done does.
+    /// The response has the number of open sessions, and of connections that were lost.
+    Status,
+    /// Ends all sessions as if their programs had exited.
     Close,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn run(arguments: ClientsArguments) -> Result<()> {
     let runtime = Runtime::new()?;
     let client = runtime.block_on(client(&arguments.kubeconfig, &arguments.context))?;
     let mut clients = Clients {
-        ground: Arc::new(Ground {
+        settings: Arc::new(SessionSettings {
             cluster: Cluster::new(client, &*arguments.namespace),
             namespace: arguments.namespace,
             target: arguments.target,
@@ -75,10 +75,10 @@ pub(crate) fn run(arguments: ClientsArguments) -> Result<()> {
         sessions: Vec::new(),
         ended: Arc::default(),
     };
-    obey_input(|order| runtime.block_on(clients.obey(order)))
+    serve_stdin(|request| runtime.block_on(clients.handle(request)))
 }
 
-/// Whoever a context of a kubeconfig says. Nothing is between us and the lab's API servers.
+/// A client for a context of a kubeconfig, without a proxy: the lab's API servers are reached directly.
 pub(crate) async fn client(kubeconfig: &Path, context: &str) -> Result<kube::Client> {
     let options = KubeConfigOptions {
         context: Some(context.to_owned()),
@@ -92,7 +92,7 @@ pub(crate) async fn client(kubeconfig: &Path, context: &str) -> Result<kube::Cli
     Ok(cluster::client(config)?)
 }
 
-struct Ground {
+struct SessionSettings {
     cluster: Cluster,
     namespace: String,
     target: TargetPath,
@@ -101,9 +101,9 @@ struct Ground {
 }
 
 struct Clients {
-    ground: Arc<Ground>,
+    settings: Arc<SessionSettings>,
     sessions: Vec<Session>,
-    /// Connections that have ended by themselves.
+    /// Connections that ended without a request to close.
     ended: Arc<AtomicUsize>,
 }
 
@@ -115,32 +115,32 @@ struct Session {
 }
 
 impl Clients {
-    async fn obey(&mut self, order: Order) -> Result<Numbers> {
-        match order {
-            Order::Open { count, at_once } => self.open(count, at_once).await,
-            Order::Look => Ok(Numbers::from([
+    async fn handle(&mut self, request: Request) -> Result<Numbers> {
+        match request {
+            Request::Open { count, at_once } => self.open(count, at_once).await,
+            Request::Status => Ok(Numbers::from([
                 ("open", vec![self.sessions.len() as f64]),
                 ("cut", vec![self.ended.load(Ordering::Relaxed) as f64]),
             ])),
-            Order::Close => self.close().await,
+            Request::Close => self.close().await,
         }
     }
 
     async fn open(&mut self, count: usize, at_once: usize) -> Result<Numbers> {
-        let places = Arc::new(Semaphore::new(at_once));
-        let mut beginning = JoinSet::new();
+        let slots = Arc::new(Semaphore::new(at_once));
+        let mut starting = JoinSet::new();
         for _ in 0..count {
-            let (ground, places) = (Arc::clone(&self.ground), Arc::clone(&places));
-            beginning.spawn(async move {
-                let _place = places.acquire().await?;
+            let (settings, slots) = (Arc::clone(&self.settings), Arc::clone(&slots));
+            starting.spawn(async move {
+                let _slot = slots.acquire().await?;
                 let start = Instant::now();
-                let begun = timeout(PATIENCE, begin(&ground)).await?;
-                begun.map(|begun| (begun, start.elapsed().as_secs_f64()))
+                let started = timeout(SESSION_TIMEOUT, start_session(&settings)).await?;
+                started.map(|started| (started, start.elapsed().as_secs_f64()))
             });
         }
         let mut seconds = Vec::with_capacity(count);
-        while let Some(begun) = beginning.join_next().await {
-            let ((connection, links), time) = begun??;
+        while let Some(started) = starting.join_next().await {
+            let ((connection, links), time) = started??;
             seconds.push(time);
             let (connection, ended) = (Arc::new(connection), Arc::clone(&self.ended));
             let watched = Arc::clone(&connection);
@@ -163,40 +163,40 @@ impl Clients {
             session.connection.end_session();
         }
         for session in sessions {
-            timeout(PATIENCE, session.connection.ended())
+            timeout(SESSION_TIMEOUT, session.connection.ended())
                 .await
-                .context("a session does not end")?;
+                .context("a session did not end in time")?;
         }
         self.ended.store(0, Ordering::Relaxed);
         Ok(Numbers::new())
     }
 }
 
-async fn begin(ground: &Ground) -> Result<(OperatorConnection, Vec<Link>)> {
+async fn start_session(settings: &SessionSettings) -> Result<(OperatorConnection, Vec<Link>)> {
     let identity = Identity::generate()?;
     let parameters = ConnectParameters {
         connect: true,
         resume_window: Some(RESUME_WINDOW),
-        multi_cluster: ground.multi_cluster,
+        multi_cluster: settings.multi_cluster,
         ..ConnectParameters::default()
     };
     let id = SessionId(number(&identity));
     let session = OperatorSession::new(
-        &ground.cluster,
-        &ground.namespace,
-        &ground.target,
+        &settings.cluster,
+        &settings.namespace,
+        &settings.target,
         &parameters,
         id,
         &identity,
     )
     .with_client_names("simulated", "bench");
     let connection = session.connect().await?;
-    let mut greeting = JoinSet::new();
-    for endpoint in ready_endpoints(&connection, ground.agents).await? {
-        greeting.spawn(greet(dialer(&connection, &endpoint, &identity)?));
+    let mut connecting = JoinSet::new();
+    for endpoint in ready_endpoints(&connection, settings.agents).await? {
+        connecting.spawn(connect_agent(dialer(&connection, &endpoint, &identity)?));
     }
-    let mut links = Vec::with_capacity(ground.agents);
-    while let Some(link) = greeting.join_next().await {
+    let mut links = Vec::with_capacity(settings.agents);
+    while let Some(link) = connecting.join_next().await {
         links.push(link??);
     }
     Ok((connection, links))
@@ -216,11 +216,11 @@ fn dialer(
     Ok(TlsDialer::with_identity(dialer, name, trust, identity)?)
 }
 
-async fn greet(dialer: TlsDialer<EndpointDialer>) -> Result<Link> {
+async fn connect_agent(dialer: TlsDialer<EndpointDialer>) -> Result<Link> {
     Ok(Link::connect(dialer, Settings::default()).await?)
 }
 
-/// Every client has a certificate of its own, so it has a number of its own as well.
+/// A session number that is unique because the certificate is.
 fn number(identity: &Identity) -> u64 {
     let digits = identity.fingerprint().to_string();
     let digits = digits
@@ -231,23 +231,26 @@ fn number(identity: &Identity) -> u64 {
         .fold(0, |number, digit| number << 4 | u64::from(digit))
 }
 
-/// The first agents, when there are enough of them and no cluster is awaited any more.
+/// The first ready agents, when there are enough of them and no cluster has an error.
 async fn ready_endpoints(
     connection: &OperatorConnection,
     count: usize,
 ) -> Result<Vec<AgentEndpoint>> {
-    let ready = |known: &AgentEndpoints| -> Vec<AgentEndpoint> {
-        let endpoints = known.endpoints.iter().filter(|endpoint| endpoint.ready);
+    let ready = |endpoints_seen: &AgentEndpoints| -> Vec<AgentEndpoint> {
+        let endpoints = endpoints_seen
+            .endpoints
+            .iter()
+            .filter(|endpoint| endpoint.ready);
         endpoints.take(count).cloned().collect()
     };
-    let are_there = |known: &AgentEndpoints| {
-        let mut clusters = known.clusters.iter();
-        clusters.all(|cluster| cluster.error.is_none()) && ready(known).len() == count
+    let are_ready = |endpoints_seen: &AgentEndpoints| {
+        let mut clusters = endpoints_seen.clusters.iter();
+        clusters.all(|cluster| cluster.error.is_none()) && ready(endpoints_seen).len() == count
     };
     let mut endpoints = connection.endpoints.clone();
-    let known = endpoints
-        .wait_for(are_there)
+    let endpoints_seen = endpoints
+        .wait_for(are_ready)
         .await
-        .context("the connection has ended before its agents were ready")?;
-    Ok(ready(&known))
+        .context("the connection ended before its agents were ready")?;
+    Ok(ready(&endpoints_seen))
 }

@@ -1,4 +1,4 @@
-//! HTTP/1.1: an application that answers requests, and a plain proxy in front of one to compare with.
+//! HTTP/1.1: an application that responds to requests, and a plain proxy in front of one as a baseline.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -17,31 +17,31 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 
-/// The header in which an application says who it is.
+/// The response header with the name of the application.
 pub(crate) const FROM: &str = "x-from";
 
-/// As much as an answer of a service often has.
-const ANSWER: [u8; 100] = [b'.'; 100];
+/// A response body of a typical size.
+const BODY: [u8; 100] = [b'.'; 100];
 
 #[derive(Debug, Args)]
 pub(crate) struct HttpArguments {
     #[arg(long, required = true)]
     listen: Vec<SocketAddr>,
-    /// Who says that it answered
+    /// The name of the application, which each response has in a header
     #[arg(long)]
     from: String,
-    #[arg(long, value_enum, default_value_t = Manner::Healthy)]
-    manner: Manner,
+    #[arg(long, value_enum, default_value_t = Behavior::Healthy)]
+    behavior: Behavior,
 }
 
-/// How an application treats its connections.
+/// How an application handles its connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Manner {
-    /// It answers each request.
+enum Behavior {
+    /// It responds to each request.
     Healthy,
-    /// It accepts, and takes nothing.
+    /// It accepts connections and reads nothing.
     Slow,
-    /// It closes each connection.
+    /// It closes each connection at once.
     Dead,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct ProxyArguments {
     to: SocketAddr,
 }
 
-/// Answers requests, and says `ready` and when the first connection has come.
+/// Responds to requests. Prints `ready`, and `connected` at the first connection.
 pub(crate) fn run(arguments: HttpArguments) -> Result<()> {
     let from = HeaderValue::from_str(&arguments.from)?;
     let seen = Arc::<AtomicBool>::default();
@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: HttpArguments) -> Result<()> {
                 if !seen.swap(true, Ordering::Relaxed) {
                     println!("connected");
                 }
-                treat(arguments.manner, stream, from.clone())
+                serve_as(arguments.behavior, stream, from.clone())
             })
             .await?;
         }
@@ -73,11 +73,11 @@ pub(crate) fn run(arguments: HttpArguments) -> Result<()> {
     })
 }
 
-/// Each connection of a client is carried by one connection to the application, request by request.
+/// Each client connection has one connection to the application, to which its requests are forwarded.
 pub(crate) fn run_proxy(arguments: ProxyArguments) -> Result<()> {
     until_input_ends(async move {
         listen(arguments.listen, move |stream| {
-            pass_on(stream, arguments.to)
+            forward(stream, arguments.to)
         })
         .await?;
         println!("ready");
@@ -85,7 +85,7 @@ pub(crate) fn run_proxy(arguments: ProxyArguments) -> Result<()> {
     })
 }
 
-/// Until whoever started us closes our standard input.
+/// Runs until the parent process closes our standard input.
 pub(crate) fn until_input_ends(work: impl Future<Output = Result<()>>) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let result = runtime.block_on(async {
@@ -112,32 +112,32 @@ where
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let _ = stream.set_nodelay(true);
-            // A client that leaves early is no news.
+            // A client may disconnect early.
             tokio::spawn(serve(stream));
         }
     });
     Ok(())
 }
 
-async fn treat(manner: Manner, stream: TcpStream, from: HeaderValue) -> Result<()> {
-    match manner {
-        Manner::Healthy => answer(stream, from).await,
-        Manner::Slow => {
+async fn serve_as(behavior: Behavior, stream: TcpStream, from: HeaderValue) -> Result<()> {
+    match behavior {
+        Behavior::Healthy => respond(stream, from).await,
+        Behavior::Slow => {
             std::future::pending::<()>().await;
             drop(stream);
             Ok(())
         }
-        Manner::Dead => Ok(()),
+        Behavior::Dead => Ok(()),
     }
 }
 
-async fn answer(stream: TcpStream, from: HeaderValue) -> Result<()> {
+async fn respond(stream: TcpStream, from: HeaderValue) -> Result<()> {
     let service = service_fn(|request: Request<Incoming>| {
         let from = from.clone();
         async move {
             let mut body = request.into_body();
             while let Some(Ok(_)) = body.frame().await {}
-            let mut response = Response::new(Full::new(Bytes::from_static(&ANSWER)));
+            let mut response = Response::new(Full::new(Bytes::from_static(&BODY)));
             let headers = response.headers_mut();
             headers.insert(HeaderName::from_static(FROM), from);
             Ok::<_, Infallible>(response)
@@ -150,12 +150,12 @@ async fn answer(stream: TcpStream, from: HeaderValue) -> Result<()> {
     Ok(())
 }
 
-async fn pass_on(client: TcpStream, to: SocketAddr) -> Result<()> {
+async fn forward(client: TcpStream, to: SocketAddr) -> Result<()> {
     let stream = TcpStream::connect(to).await?;
     stream.set_nodelay(true)?;
     let (send, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
-    // One client has one request at a time, so nobody waits for it.
+    // A client has one request at a time, so the lock is never contended.
     let send = Arc::new(tokio::sync::Mutex::new(send));
     let service = service_fn(move |request: Request<Incoming>| {
         let send = Arc::clone(&send);

@@ -1,4 +1,4 @@
-//! HTTP/2 as its library has it, with the library's own settings, to compare with.
+//! HTTP/2 with the default settings of its library, as a baseline.
 
 use std::convert::Infallible;
 use std::io;
@@ -13,7 +13,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
-/// Answers each request with as many bytes as its path says.
+/// Responds with as many bytes as the request's path says.
 pub(crate) async fn serve(stream: TcpStream) -> io::Result<()> {
     let service = service_fn(|request: Request<Incoming>| async move {
         let length = request.uri().path().trim_start_matches('/').parse();
@@ -29,7 +29,7 @@ pub(crate) async fn serve(stream: TcpStream) -> io::Result<()> {
         .map_err(io::Error::other)
 }
 
-/// Fetches as many bytes over a connection that is there, and says how many seconds it took.
+/// Fetches `length` bytes over an established connection. Returns the seconds that it took.
 pub(crate) async fn fetch(address: SocketAddr, length: usize) -> Result<f64> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
@@ -38,7 +38,7 @@ pub(crate) async fn fetch(address: SocketAddr, length: usize) -> Result<f64> {
     tokio::spawn(connection);
     let request =
         |length: usize| Request::get(format!("http://target/{length}")).body(Empty::<Bytes>::new());
-    // The greeting is not what is measured.
+    // The handshake is not measured.
     client.send_request(request(0)?).await?;
     let start = std::time::Instant::now();
     let mut body = client.send_request(request(length)?).await?.into_body();
@@ -49,6 +49,9 @@ pub(crate) async fn fetch(address: SocketAddr, length: usize) -> Result<f64> {
             .into_data()
             .map_or(0, |data| data.len());
     }
-    ensure!(received == length, "{received} of {length} bytes arrived");
+    ensure!(
+        received == length,
+        "{received} of {length} bytes were received"
+    );
     Ok(start.elapsed().as_secs_f64())
 }

@@ -1,18 +1,21 @@
-//! What the benches measure, as a program of its own that is built as users' programs are: optimised.
+//! The programs that the benches run, in one executable. It is a separate program so that it is built like users'
+//! programs: optimised.
 //!
-//! - `target` is the process that is stood in for: files in a tree of its own, and servers beside them.
-//! - `worker` does what it is told on standard input, and says how long it took. It runs bare and in a session.
-//! - `relay` is a plain relay, with or without TLS: what a chain of hops costs without us. It can also cut what it
-//!   carries every now and then.
-//! - `carrier` is a plain relay that the API server reaches as one of its own, and `far-end` its other end on the
-//!   developer's machine: what the way of an operator's session costs without us.
-//! - `clients` has as many sessions with an operator as it is told, in one process.
-//! - `http` is an application that answers requests, healthy or not, and `proxy` a plain proxy in front of one.
-//! - `monitor` does to a session's monitor what a session does, and says what that costs.
+//! | role | what it does |
+//! |---|---|
+//! | `target` | the session's target: a tree of files that only it sees, and servers |
+//! | `worker` | executes requests from standard input and reports how long each took; runs bare and in a session |
+//! | `relay` | a plain relay, with or without TLS, as the baseline of a chain of hops; can also reset its connections at an interval |
+//! | `carrier` | a plain relay that the API server reaches as an aggregated API server |
+//! | `far-end` | the carrier's other end on the developer's machine: together the baseline of an operator session's path |
+//! | `clients` | many simulated sessions with an operator in one process |
+//! | `http` | an application that responds to requests, or is slow or dead |
+//! | `proxy` | a plain HTTP proxy in front of an application |
+//! | `monitor` | emits the events of a session to a monitor and measures their cost |
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a program: stdout carries results, stderr carries talk"
+    reason = "a program: stdout carries results, stderr carries diagnostics"
 )]
 
 mod carrier;
@@ -33,21 +36,21 @@ use clap::Parser;
 enum Role {
     /// Serve files and connections, in a mount namespace of its own
     Target(target::TargetArguments),
-    /// Do what standard input says
+    /// Execute the requests that are read from standard input
     Worker,
-    /// Carry connections to another place
+    /// Forward connections to another address
     Relay(relay::RelayArguments),
-    /// Carry connections to a WebSocket that comes through the API server
+    /// Forward connections through a WebSocket that the API server proxies
     Carrier(carrier::CarrierArguments),
-    /// Carry what comes through a carrier to another place
+    /// Forward the connections of a carrier to another address
     FarEnd(carrier::FarEndArguments),
-    /// Have sessions with an operator, as standard input says
+    /// Open sessions with an operator, as requested on standard input
     Clients(clients::ClientsArguments),
-    /// Answer HTTP requests
+    /// Respond to HTTP requests
     Http(http1::HttpArguments),
-    /// Carry HTTP requests to another place
+    /// Forward HTTP requests to another address
     Proxy(http1::ProxyArguments),
-    /// Measure what it costs a session to be watched
+    /// Measure the cost of monitoring a session
     Monitor(monitor::MonitorArguments),
 }
 

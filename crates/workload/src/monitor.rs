@@ -1,5 +1,5 @@
-//! What it costs a session to be watched: the same rounds with a monitor that is off, with one to which nobody listens, and with
-//! one listener, in turn.
+//! The cost of monitoring a session: the same rounds with a monitor that is off, with one that has no subscriber, and with one
+//! subscriber, in turn.
 
 use std::io::Write as _;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -15,61 +15,61 @@ use nix::sys::time::TimeValLike as _;
 use proxy::{EventSubscription, Monitor};
 use serde_json::json;
 
-/// A listener keeps up with so many at a time: what it would miss costs nothing.
+/// A subscriber keeps up with so many rounds at a time. Events that it missed would cost nothing.
 const ROUNDS_AT_ONCE: u32 = 100;
-/// As long as the session's socket lets events gather.
-const TOGETHER: Duration = Duration::from_millis(25);
+/// How long the session's socket collects events before it writes them.
+const BATCH_INTERVAL: Duration = Duration::from_millis(25);
 
 #[derive(Debug, Args)]
 pub(crate) struct MonitorArguments {
-    /// How often each is measured
+    /// How many times each case is measured
     #[arg(long, default_value_t = 25)]
     turns: u32,
-    /// How many rounds make a measure
+    /// How many rounds a measurement has
     #[arg(long, default_value_t = 2000)]
     rounds: u32,
 }
 
 /// Prints microseconds of CPU for each event, by turn.
 pub(crate) fn run(arguments: &MonitorArguments) -> Result<()> {
-    let (mut off, mut unheard, mut heard) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut off, mut unsubscribed, mut subscribed) = (Vec::new(), Vec::new(), Vec::new());
     // The first turn warms up.
     for turn in 0..=arguments.turns {
         let turns = [
             measure(&Monitor::off(), arguments.rounds, None)?,
             measure(&Monitor::on(), arguments.rounds, None)?,
-            measure_heard(arguments.rounds)?,
+            measure_subscribed(arguments.rounds)?,
         ];
         if turn > 0 {
-            let [none, on, listened] = turns;
+            let [none, on, with_subscriber] = turns;
             off.push(none);
-            unheard.push(on);
-            heard.push(listened);
+            unsubscribed.push(on);
+            subscribed.push(with_subscriber);
         }
     }
     println!(
         "{}",
-        json!({"off": off, "unheard": unheard, "heard": heard})
+        json!({"off": off, "unsubscribed": unsubscribed, "subscribed": subscribed})
     );
     Ok(())
 }
 
-fn measure_heard(rounds: u32) -> Result<f64> {
+fn measure_subscribed(rounds: u32) -> Result<f64> {
     let monitor = Monitor::on();
     let events = monitor.subscribe(None).context("the monitor is off")?;
     let (mut reader, input) = reader()?;
     let (has_read, read) = mpsc::channel();
-    let listener = thread::spawn(move || listen(events, input, &has_read));
+    let subscriber = thread::spawn(move || subscribe(events, input, &has_read));
     let cost = measure(&monitor, rounds, Some(&read))?;
     drop(read);
-    // It ends with the next event, which nobody waits for.
+    // The subscriber ends when it cannot report the next event.
     monitor.simulate_traffic(0);
-    let _ = listener.join();
+    let _ = subscriber.join();
     reader.wait()?;
     Ok(cost)
 }
 
-/// Somebody else reads, whose time is not ours.
+/// Another process reads, so that its CPU time is not counted.
 fn reader() -> Result<(Child, ChildStdin)> {
     let mut reader = Command::new("cat")
         .stdin(Stdio::piped())
@@ -79,8 +79,8 @@ fn reader() -> Result<(Child, ChildStdin)> {
     Ok((reader, input))
 }
 
-/// As the session's socket does it.
-fn listen(
+/// Writes the events as the session's socket does.
+fn subscribe(
     mut events: EventSubscription,
     mut input: ChildStdin,
     has_read: &mpsc::Sender<u64>,
@@ -97,7 +97,7 @@ fn listen(
         }
         input.write_all(&sent)?;
         has_read.send(last)?;
-        thread::sleep(TOGETHER);
+        thread::sleep(BATCH_INTERVAL);
     }
 }
 
@@ -109,15 +109,15 @@ fn measure(monitor: &Monitor, rounds: u32, read: Option<&mpsc::Receiver<u64>>) -
         if let Some(read) = read
             && (round % ROUNDS_AT_ONCE == ROUNDS_AT_ONCE - 1 || is_last)
         {
-            let told = monitor.counters().events;
-            while read.recv()? < told {}
+            let emitted = monitor.counters().events;
+            while read.recv()? < emitted {}
         }
     }
     let events = f64::from(rounds * Monitor::EVENTS_PER_ROUND);
     Ok((microseconds()? - before) / events)
 }
 
-/// Of this process, with all its threads.
+/// The CPU time of this process, with all its threads.
 fn microseconds() -> Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     let used = usage.user_time() + usage.system_time();

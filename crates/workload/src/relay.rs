@@ -1,4 +1,4 @@
-//! A plain relay: each connection is carried by one connection, byte for byte.
+//! A plain relay: each incoming connection is forwarded on one upstream connection, byte for byte.
 
 use std::future::Future;
 use std::io;
@@ -17,7 +17,7 @@ use tokio::io::copy_bidirectional_with_sizes;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// What is read at once.
+/// The size of the copy buffers.
 const BUFFER: usize = 256 * 1024;
 
 #[derive(Debug, Args)]
@@ -29,10 +29,10 @@ pub(crate) struct RelayArguments {
     /// Accept TLS; the certificate's SHA-256 is printed
     #[arg(long)]
     tls: bool,
-    /// Speak TLS to the other side, which has this certificate
+    /// Connect with TLS to an upstream that has this certificate
     #[arg(long)]
     certificate: Option<Fingerprint>,
-    /// Cut all connections every so many milliseconds
+    /// Reset all connections at this interval, in milliseconds
     #[arg(long)]
     cut_every: Option<u64>,
 }
@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: RelayArguments) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let cut = Arc::new(AtomicU64::new(0));
     let result = runtime.block_on(async {
-        // Until whoever started us closes our standard input.
+        // Until the parent process closes our standard input.
         let ended = tokio::task::spawn_blocking(|| io::copy(&mut io::stdin(), &mut io::sink()));
         tokio::select! {
             result = serve(arguments, &cut) => result,
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: RelayArguments) -> Result<()> {
         }
     });
     println!("{} cut", cut.load(Ordering::Relaxed));
-    // Whatever still reads standard input is not waited for.
+    // A task that still reads standard input is not awaited.
     runtime.shutdown_background();
     result
 }
@@ -75,45 +75,45 @@ async fn serve(arguments: RelayArguments, count: &Arc<AtomicU64>) -> Result<()> 
     let tls_dialer = tls_dialer.transpose()?;
     let cuts = cuts(arguments.cut_every);
     loop {
-        let (near, _) = listener.accept().await?;
-        near.set_nodelay(true)?;
+        let (downstream, _) = listener.accept().await?;
+        downstream.set_nodelay(true)?;
         let (tcp, tls_dialer, cut) = (tcp.clone(), tls_dialer.clone(), cuts.subscribe());
         let count = Arc::clone(count);
         let acceptor = tls.as_ref().map(|(acceptor, _)| acceptor.clone());
         tokio::spawn(async move {
             match (acceptor, tls_dialer) {
                 (Some(acceptor), _) => {
-                    let near = acceptor.accept(near).await?;
-                    carry(near, tcp.dial().await?, cut).await
+                    let downstream = acceptor.accept(downstream).await?;
+                    forward(downstream, tcp.dial().await?, cut).await
                 }
-                (None, Some(dialer)) => carry(near, dialer.dial().await?, cut).await,
-                (None, None) => carry_or_reset(near, tcp.dial().await?, cut, &count).await,
+                (None, Some(dialer)) => forward(downstream, dialer.dial().await?, cut).await,
+                (None, None) => forward_or_reset(downstream, tcp.dial().await?, cut, &count).await,
             }
         });
     }
 }
 
-async fn carry(
-    mut near: impl Pipe,
-    mut far: impl Pipe,
+async fn forward(
+    mut downstream: impl Pipe,
+    mut upstream: impl Pipe,
     mut cut: watch::Receiver<()>,
 ) -> io::Result<()> {
-    let carried = copy_bidirectional_with_sizes(&mut near, &mut far, BUFFER, BUFFER);
-    until_cut(carried, &mut cut).await.map(drop)
+    let copy = copy_bidirectional_with_sizes(&mut downstream, &mut upstream, BUFFER, BUFFER);
+    until_cut(copy, &mut cut).await.map(drop)
 }
 
-/// A cut is a reset: an end would let both sides say good-bye.
-async fn carry_or_reset(
-    mut near: TcpStream,
-    mut far: TcpStream,
+/// A cut is a reset, so that neither side sees an orderly shutdown.
+async fn forward_or_reset(
+    mut downstream: TcpStream,
+    mut upstream: TcpStream,
     mut cut: watch::Receiver<()>,
     count: &AtomicU64,
 ) -> io::Result<()> {
-    let carried = copy_bidirectional_with_sizes(&mut near, &mut far, BUFFER, BUFFER);
-    if until_cut(carried, &mut cut).await?.is_none() {
+    let copy = copy_bidirectional_with_sizes(&mut downstream, &mut upstream, BUFFER, BUFFER);
+    if until_cut(copy, &mut cut).await?.is_none() {
         count.fetch_add(1, Ordering::Relaxed);
-        near.set_zero_linger()?;
-        far.set_zero_linger()?;
+        downstream.set_zero_linger()?;
+        upstream.set_zero_linger()?;
     }
     Ok(())
 }
@@ -128,7 +128,7 @@ async fn until_cut<T>(
     }
 }
 
-/// From the clock to every connection.
+/// From the timer to every connection.
 fn cuts(every: Option<u64>) -> watch::Sender<()> {
     let cuts = watch::Sender::new(());
     if let Some(every) = every {

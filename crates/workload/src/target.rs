@@ -3,11 +3,11 @@
 //! | port | what it does with a connection |
 //! |---|---|
 //! | `ECHO` | sends everything back |
-//! | `SINK` | reads to the last byte, which is `LAST`, or to the end, and answers how many there were |
+//! | `SINK` | reads to the last byte, which is `LAST`, or to the end, and responds with their count |
 //! | `SOURCE` | reads how many milliseconds, sends for that long, ends |
-//! | `TALLY` | answers each number with that number and how often it was seen |
-//! | `FULL` | nothing: its queue is full, so whoever connects waits |
-//! | `HTTP2` | answers a request with a body as long as its path says |
+//! | `TALLY` | responds to each number with that number and how often it was seen |
+//! | `FULL` | nothing: its accept queue is full, so `connect` blocks |
+//! | `HTTP2` | responds with a body of the length in the path |
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -33,16 +33,16 @@ pub(crate) const TALLY: u16 = 7004;
 pub(crate) const FULL: u16 = 7005;
 pub(crate) const HTTP2: u16 = 7006;
 
-/// By which whoever sends to `SINK` says that it is done: half a connection cannot be closed through everything.
+/// The last byte of a sender to `SINK`. It is needed because not every proxy passes a half-close on.
 pub(crate) const LAST: u8 = 0;
 
 const BLOCK: usize = 256 * 1024;
-/// What a file is filled with, so that no hole in it is read faster than bytes.
+/// The content of files. It is not zero, so that files have no holes, which are read faster.
 const FILLING: u8 = 7;
 
 #[derive(Debug, Args)]
 pub(crate) struct TargetArguments {
-    /// Where a tree is mounted. The process must have a mount namespace of its own
+    /// The mount point of the tree. The process must have its own mount namespace
     #[arg(long)]
     tree: Option<std::path::PathBuf>,
     /// How many small files there are
@@ -55,9 +55,9 @@ pub(crate) struct TargetArguments {
 
 pub(crate) fn run(arguments: &TargetArguments) -> Result<()> {
     if let Some(tree) = &arguments.tree {
-        plant(tree, arguments).context("the tree cannot be made")?;
+        create_tree(tree, arguments).context("cannot create the tree")?;
     }
-    let _queue = fill_queue().context("a full queue cannot be made")?;
+    let _queue = fill_queue().context("cannot create a full accept queue")?;
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         serve(ECHO, echo).await?;
@@ -67,32 +67,20 @@ pub(crate) fn run(arguments: &TargetArguments) -> Result<()> {
         serve(TALLY, move |stream| tally(stream, Arc::clone(&seen))).await?;
         serve(HTTP2, http2::serve).await?;
         println!("ready");
-        // Until whoever started us closes our standard input.
+        // Until the parent process closes our standard input.
         tokio::task::spawn_blocking(|| io::copy(&mut io::stdin(), &mut io::sink())).await??;
         Ok(())
     })
 }
 
-/// Puts the files on a file system of their own, which nobody else sees.
-fn plant(tree: &Path, arguments: &TargetArguments) -> Result<()> {
-    let nothing: Option<&Path> = None;
-    mount(
-        nothing,
-        "/",
-        nothing,
-        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
-        nothing,
-    )?;
-    mount(
-        Some("tmpfs"),
-        tree,
-        Some("tmpfs"),
-        MsFlags::empty(),
-        nothing,
-    )?;
+/// Creates the files in a new tmpfs, which no other process sees.
+fn create_tree(tree: &Path, arguments: &TargetArguments) -> Result<()> {
+    let none: Option<&Path> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+    mount(Some("tmpfs"), tree, Some("tmpfs"), MsFlags::empty(), none)?;
     for number in 0..arguments.small {
-        let place = tree.join(format!("small-{number}"));
-        fs::write(place, vec![FILLING; 4096])?;
+        let path = tree.join(format!("small-{number}"));
+        fs::write(path, vec![FILLING; 4096])?;
     }
     fs::write(tree.join("large"), vec![FILLING; arguments.large << 20])?;
     Ok(())
@@ -107,7 +95,7 @@ where
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let _ = stream.set_nodelay(true);
-            // A client that leaves early is no news.
+            // A client may disconnect early.
             tokio::spawn(handle(stream));
         }
     });
@@ -159,10 +147,10 @@ async fn tally(mut stream: TcpStream, seen: Arc<Mutex<HashMap<u64, u64>>>) -> io
             *times += 1;
             *times
         };
-        let mut answer = [0; 16];
-        answer[..8].copy_from_slice(&number.to_be_bytes());
-        answer[8..].copy_from_slice(&times.to_be_bytes());
-        stream.write_all(&answer).await?;
+        let mut response = [0; 16];
+        response[..8].copy_from_slice(&number.to_be_bytes());
+        response[8..].copy_from_slice(&times.to_be_bytes());
+        stream.write_all(&response).await?;
     }
 }
 

@@ -1,6 +1,6 @@
-//! The worker: one line of JSON says what to do, one line answers how long it took or why it failed.
+//! The worker: each line of standard input is a request in JSON. The response is one line with the durations or the error.
 //!
-//! It is written as most programs are: threads that wait for what they ask for.
+//! It is written like most programs: with threads that block in system calls.
 
 mod connections;
 mod faults;
@@ -19,207 +19,183 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// What can be asked for. Times are in milliseconds here and in seconds in answers.
+/// A request to the worker. Times are in milliseconds here and in seconds in responses.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
-enum Order {
+enum Request {
     /// Opens, reads and closes files `small-N` of a folder, each once.
     OpenReadClose {
         folder: PathBuf,
         from: usize,
         count: usize,
     },
-    /// Asks for the metadata of files `small-N` of a folder: each once, and then the last one again.
+    /// Reads the metadata of files `small-N` of a folder: each once, and then the last one repeatedly.
     Metadata {
         folder: PathBuf,
         from: usize,
         count: usize,
     },
-    /// Opens a file, reads some, and measures further small reads.
-    FurtherReads {
-        path: PathBuf,
-        count: usize,
-    },
-    /// Reads a file from open to end.
-    WholeFile {
-        path: PathBuf,
-    },
-    /// Opens and closes a file of a folder of this machine, named in several ways.
-    OpenLocal {
-        folder: PathBuf,
-        count: usize,
-    },
+    /// Opens a file, reads a block, and measures further small reads.
+    FurtherReads { path: PathBuf, count: usize },
+    /// Opens a file and reads all of it.
+    WholeFile { path: PathBuf },
+    /// Opens and closes a file of a folder of this machine, by absolute path, relative path and symbolic link.
+    OpenLocal { folder: PathBuf, count: usize },
     /// Sends messages on a stream within this machine.
-    Messages {
-        milliseconds: u64,
-    },
-    /// Starts a program and waits for its end.
+    Messages { milliseconds: u64 },
+    /// Starts a program and waits until it exits.
     Start {
         program: PathBuf,
         arguments: Vec<String>,
         count: usize,
     },
     /// Connects, sends a byte, reads it back and closes.
-    ConnectAndEcho {
-        address: SocketAddr,
-        count: usize,
-    },
+    ConnectAndEcho { address: SocketAddr, count: usize },
     /// Sends a byte and reads it back, on one connection.
-    RoundTrip {
-        address: SocketAddr,
-        count: usize,
-    },
-    /// Sends on as many connections at once.
+    RoundTrip { address: SocketAddr, count: usize },
+    /// Sends on `streams` connections in parallel.
     Send {
         address: SocketAddr,
         milliseconds: u64,
         streams: usize,
     },
-    /// Receives on as many connections at once.
+    /// Receives on `streams` connections in parallel.
     Receive {
         address: SocketAddr,
         milliseconds: u64,
         streams: usize,
     },
-    /// Fetches as many bytes over HTTP/2.
-    Http2 {
-        address: SocketAddr,
-        length: usize,
-    },
-    /// Sends numbered requests on as many connections at once.
+    /// Fetches `length` bytes over HTTP/2.
+    Http2 { address: SocketAddr, length: usize },
+    /// Sends numbered requests on several connections in parallel.
     Requests {
         address: SocketAddr,
         milliseconds: u64,
         connections: usize,
         first: u64,
     },
-    /// Works while another thread waits in `connect`.
+    /// Measures files and connections while another thread blocks in `connect`.
     Beside {
         full: SocketAddr,
         folder: PathBuf,
         echo: SocketAddr,
         milliseconds: u64,
     },
-    /// Asks for the addresses of names: for each once, and then for the last one again.
-    Resolve {
-        names: Vec<String>,
-        again: usize,
-    },
-    /// Opens as many connections, and keeps them until `let_go`.
-    Hold {
-        address: SocketAddr,
-        count: usize,
-    },
-    /// Opens as many connections, makes a request on each, and keeps them until `let_go`.
+    /// Resolves DNS names: each once, and then the last one repeatedly.
+    Resolve { names: Vec<String>, again: usize },
+    /// Opens connections and keeps them open until `release`.
+    Hold { address: SocketAddr, count: usize },
+    /// Opens connections, sends a request on each, and keeps them open until `release`.
     HoldRequests {
         address: SocketAddr,
         from: String,
         count: usize,
     },
-    LetGo,
-    /// Makes HTTP requests on as many connections.
+    /// Closes the connections of `hold` and `hold_requests`.
+    Release,
+    /// Sends HTTP requests on several connections.
     Load(load::Load),
 }
 
-/// Numbers by name.
+/// Measured values by name.
 pub(crate) type Numbers = BTreeMap<&'static str, Vec<f64>>;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Answer {
+enum Response {
     Done(Numbers),
     Failed(String),
 }
 
 pub(crate) fn run() -> Result<()> {
-    let mut held = Vec::new();
-    obey_input(|order| obey(order, &mut held))
+    let mut open_connections = Vec::new();
+    serve_stdin(|request| handle(request, &mut open_connections))
 }
 
-/// Does what each line of the input says, to its end.
-pub(crate) fn obey_input<Order: DeserializeOwned>(
-    mut obey: impl FnMut(Order) -> Result<Numbers>,
+/// Executes each request of standard input until it ends.
+pub(crate) fn serve_stdin<T: DeserializeOwned>(
+    mut handle: impl FnMut(T) -> Result<Numbers>,
 ) -> Result<()> {
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    let (_, hard_limit) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard_limit, hard_limit)?;
     for line in std::io::stdin().lock().lines() {
-        let answer = match serde_json::from_str(&line?)
+        let response = match serde_json::from_str(&line?)
             .map_err(anyhow::Error::from)
-            .and_then(&mut obey)
+            .and_then(&mut handle)
         {
-            Ok(numbers) => Answer::Done(numbers),
-            Err(error) => Answer::Failed(format!("{error:#}")),
+            Ok(numbers) => Response::Done(numbers),
+            Err(error) => Response::Failed(format!("{error:#}")),
         };
         let mut out = std::io::stdout().lock();
-        writeln!(out, "{}", serde_json::to_string(&answer)?)?;
+        writeln!(out, "{}", serde_json::to_string(&response)?)?;
         out.flush()?;
     }
     Ok(())
 }
 
-fn obey(order: Order, held: &mut Vec<std::net::TcpStream>) -> Result<Numbers> {
+fn handle(request: Request, open_connections: &mut Vec<std::net::TcpStream>) -> Result<Numbers> {
     let milliseconds = Duration::from_millis;
-    match order {
-        Order::OpenReadClose {
+    match request {
+        Request::OpenReadClose {
             folder,
             from,
             count,
         } => files::open_read_close(&folder, from, count),
-        Order::Metadata {
+        Request::Metadata {
             folder,
             from,
             count,
         } => files::metadata(&folder, from, count),
-        Order::FurtherReads { path, count } => files::further_reads(&path, count),
-        Order::WholeFile { path } => files::whole_file(&path),
-        Order::OpenLocal { folder, count } => local::open(&folder, count),
-        Order::Messages { milliseconds: time } => local::messages(milliseconds(time)),
-        Order::Start {
+        Request::FurtherReads { path, count } => files::further_reads(&path, count),
+        Request::WholeFile { path } => files::whole_file(&path),
+        Request::OpenLocal { folder, count } => local::open(&folder, count),
+        Request::Messages { milliseconds: time } => local::messages(milliseconds(time)),
+        Request::Start {
             program,
             arguments,
             count,
         } => local::start(&program, &arguments, count),
-        Order::ConnectAndEcho { address, count } => connections::connect_and_echo(address, count),
-        Order::RoundTrip { address, count } => connections::round_trip(address, count),
-        Order::Send {
+        Request::ConnectAndEcho { address, count } => connections::connect_and_echo(address, count),
+        Request::RoundTrip { address, count } => connections::round_trip(address, count),
+        Request::Send {
             address,
             milliseconds: time,
             streams,
         } => connections::send(address, milliseconds(time), streams),
-        Order::Receive {
+        Request::Receive {
             address,
             milliseconds: time,
             streams,
         } => connections::receive(address, milliseconds(time), streams),
-        Order::Http2 { address, length } => connections::http2(address, length),
-        Order::Requests {
+        Request::Http2 { address, length } => connections::http2(address, length),
+        Request::Requests {
             address,
             milliseconds: time,
             connections,
             first,
         } => faults::requests(address, milliseconds(time), connections, first),
-        Order::Beside {
+        Request::Beside {
             full,
             folder,
             echo,
             milliseconds: time,
         } => faults::beside(full, &folder, echo, milliseconds(time)),
-        Order::Resolve { names, again } => connections::resolve(&names, again),
-        Order::Hold { address, count } => connections::hold(address, count, held),
-        Order::HoldRequests {
+        Request::Resolve { names, again } => connections::resolve(&names, again),
+        Request::Hold { address, count } => connections::hold(address, count, open_connections),
+        Request::HoldRequests {
             address,
             from,
             count,
-        } => load::hold_requests(address, &from, count, held),
-        Order::Load(order) => load::load(&order),
-        Order::LetGo => {
-            held.clear();
+        } => load::hold_requests(address, &from, count, open_connections),
+        Request::Load(request) => load::load(&request),
+        Request::Release => {
+            open_connections.clear();
             Ok(Numbers::new())
         }
     }
 }
 
-/// How long each of `count` tries takes, in seconds.
+/// The duration of each of `count` calls, in seconds.
 fn time_each(count: usize, mut action: impl FnMut(usize) -> Result<()>) -> Result<Vec<f64>> {
     let mut seconds = Vec::with_capacity(count);
     for number in 0..count {

@@ -14,15 +14,15 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	http.HandleFunc("/", func(answer http.ResponseWriter, request *http.Request) {
+	http.HandleFunc("/", func(response http.ResponseWriter, request *http.Request) {
 		host, _, _ := net.SplitHostPort(request.RemoteAddr)
-		fmt.Fprintf(answer, "order taken by the new version, for %s%s\n", host, environment())
+		fmt.Fprintf(response, "order taken by the new version, for %s%s\n", host, environment())
 	})
 	fmt.Println("listening")
 	log.Fatal(http.Serve(listener, nil))
 }
 
-// environment says of which cluster the variables are, if they are of one.
+// environment describes the cluster that the variables are from, if any.
 func environment() string {
 	if cluster, isSet := os.LookupEnv("CLUSTER_NAME"); isSet {
 		return ", with the environment of cluster " + cluster

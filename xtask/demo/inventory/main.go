@@ -1,5 +1,5 @@
-// Inventory is a service that only its own network reaches. The same program takes orders, at its second address, as the
-// version of checkout that is deployed.
+// Inventory is a service that is reachable only in its own network. The same program takes orders, at its second address,
+// as the deployed version of checkout.
 package main
 
 import (
@@ -16,18 +16,18 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	http.HandleFunc("GET /stock/{item}", func(answer http.ResponseWriter, request *http.Request) {
+	http.HandleFunc("GET /stock/{item}", func(response http.ResponseWriter, request *http.Request) {
 		host, _, _ := net.SplitHostPort(request.RemoteAddr)
-		fmt.Fprintf(answer, "7 of %s, for %s\n", request.PathValue("item"), host)
+		fmt.Fprintf(response, "7 of %s, for %s\n", request.PathValue("item"), host)
 	})
 	orders, err := net.Listen("tcp", os.Args[2])
 	if err != nil {
 		log.Fatal(err)
 	}
-	go http.Serve(orders, http.HandlerFunc(func(answer http.ResponseWriter, _ *http.Request) {
-		fmt.Fprintln(answer, "order taken by the deployed version")
+	go http.Serve(orders, http.HandlerFunc(func(response http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(response, "order taken by the deployed version")
 	}))
-	// The process file system is still the machine's, so it has the machine's number for us.
+	// The procfs is still the machine's, so it has our PID on the machine.
 	pid, err := os.Readlink("/proc/self")
 	if err != nil {
 		log.Fatal(err)

@@ -1,4 +1,4 @@
-//! Rows in groups, of which some or all are measured at one site.
+//! Groups of rows, of which some or all are measured at one site.
 
 use anyhow::{Result, bail};
 
@@ -7,7 +7,7 @@ use super::{Extent, Row};
 /// Rows that belong together.
 pub(super) type Group<Site> = (&'static str, fn(&mut Site, &Extent) -> Result<Vec<Row>>);
 
-/// Measures the groups that are asked for. `build` makes the site, `begin` is done before each group.
+/// Measures the selected groups. `build` creates the site, `begin` is called before each group.
 pub(super) fn measure<Site>(
     groups: &[Group<Site>],
     extent: &Extent,
@@ -21,7 +21,7 @@ pub(super) fn measure<Site>(
         .find(|only| !names.contains(&only.as_str()))
     {
         bail!(
-            "there is no group `{unknown}`. These are there: {}",
+            "there is no group `{unknown}`. Available groups: {}",
             names.join(", ")
         );
     }
@@ -35,7 +35,7 @@ pub(super) fn measure<Site>(
         match begin(&mut site).and_then(|()| group(&mut site, extent)) {
             Ok(measured) => rows.extend(measured),
             Err(error) => {
-                // The others can still be measured, and this one is missed.
+                // The other groups can still be measured; this one counts as a missed goal.
                 eprintln!("{name} could not be measured: {error:#}");
                 rows.push(Row::new(format!("{name}: failures"), 1.0, "").at_most(0.0));
             }

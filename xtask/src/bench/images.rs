@@ -1,4 +1,4 @@
-//! The images of a bench in a lab: the program beside services, and the program of the bench.
+//! The images of a bench in a lab: `standind` and `workload`.
 
 use std::path::PathBuf;
 
@@ -13,11 +13,11 @@ use super::session::site::Folder;
 use crate::workspace;
 
 const WORKLOAD: &str = "registry.lab/workload:1";
-/// Where pods of the bench have small files.
+/// The folder of small files in pods of the bench.
 pub(super) const TREE: &str = "/mnt";
 const SMALL_FILE: usize = 4096;
 
-/// Builds the programs: as users have them, and once more for images.
+/// Builds the programs: for users, and statically linked for images.
 pub(super) fn build_programs() -> Result<()> {
     Programs::build()?;
     let (root, target) = (workspace::root()?, workspace::image_target()?);
@@ -47,7 +47,7 @@ impl ImagePrograms {
         })
     }
 
-    /// Puts the images into all clusters. Pods of the bench have so many small files.
+    /// Loads the images into all clusters. Pods of the bench have `small_files` small files.
     pub(super) fn load(
         &self,
         lab: &Lab,
@@ -71,8 +71,8 @@ impl ImagePrograms {
             let archive = image.write(&folder.0.join(format!("{number}.tar")))?;
             lab.load_image(archive.path())?;
         }
-        let pause = recipes::sandbox(&paths.images(), &|text| progress.step(text))?;
-        lab.load_image(pause.path())?;
+        let sandbox = recipes::sandbox(&paths.images(), &|text| progress.step(text))?;
+        lab.load_image(sandbox.path())?;
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
-//! What incoming traffic costs: those who are stood in for, everybody else, and copies.
+//! The cost for incoming traffic: stolen, not matched, and mirrored.
 //!
-//! Each measure is taken beside a direct run and beside a plain proxy or relay in the same place, in turn, so that whatever
-//! else the machine does disturbs all of them. Numbers are medians.
+//! Each measurement has the baselines of a direct connection and of a plain proxy or relay, in turn, so that other work
+//! on the machine disturbs all of them. Numbers are medians.
 
 mod endurance;
 mod memory;
@@ -19,8 +19,7 @@ use super::groups::{self, Group};
 use super::session::programs::{Programs, log_path};
 use super::{Extent, Row};
 
-/// Each at a site of its own: what the one before has left in the agent's memory or among the target's sockets is no
-/// matter of the next.
+/// Each group has its own site, so that the agent's memory and the target's sockets do not depend on the group before.
 const GROUPS: &[Group<Programs>] = &[
     ("stolen", |programs, extent| {
         stolen::rows(&mut Site::build(programs)?, extent)
@@ -40,7 +39,7 @@ const GROUPS: &[Group<Programs>] = &[
 ];
 
 pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {
-    // What was said in the run before is of no use any more.
+    // Discards the log of the previous run.
     File::create(log_path()?)?;
     groups::measure(GROUPS, extent, || Programs::find(extent), |_| Ok(()))
 }

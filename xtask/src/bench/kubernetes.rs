@@ -1,9 +1,8 @@
-//! What a session on a cluster costs: its start, those who are stood in for, everybody else, what the program asks of the
-//! cluster, and memory. First without anything installed there, then with an operator whose agents wait on nodes: its
-//! start, those who are stood in for, and many sessions at once.
+//! The cost of a session on a cluster: its start, stolen traffic, other traffic, outgoing connections and DNS, and memory.
+//! First without an operator, then with an operator that has node agents: start, stolen traffic, and many sessions.
 //!
-//! Everything is in a lab of one cluster with the images present. Whoever makes requests is in the network of the node; the
-//! developer is on the machine and reaches nothing but the API server. Baselines are taken in the same run, in turn.
+//! Everything is in a lab of one cluster with the images present. Clients are in the network of the node; the developer is
+//! on the machine and reaches only the API server. Baselines are measured in the same run, in turn.
 
 mod forward;
 mod memory;

@@ -1,6 +1,6 @@
-//! What clusters cost: the time until they are there, what they use while idle, the way of an image, and their end.
+//! The cost of clusters: the time to start, the usage while idle, the time to load an image, and the time to stop.
 //!
-//! The baseline of everything is one cluster, so the ratio says what each further one adds.
+//! The baseline of everything is one cluster, so the ratio shows what each further one adds.
 
 use std::fs;
 use std::process;
@@ -14,14 +14,14 @@ use lab::{Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 
 use super::Row;
 
-/// What a cluster gets to calm down before it is called idle.
-const SETTLING: Duration = Duration::from_secs(20);
-const WATCHED: Duration = Duration::from_secs(30);
+/// How long a cluster settles before its idle usage is measured.
+const SETTLE_TIME: Duration = Duration::from_secs(20);
+const MEASURE_TIME: Duration = Duration::from_secs(30);
 const IMAGE_BYTES: usize = 10_000_000;
 
 pub(super) fn measure() -> Result<Vec<Row>> {
     let paths = Paths::from_environment();
-    // What is made once is made before the clock runs.
+    // One-time preparations are not measured.
     let name = &format!("bench-{}", process::id());
     drop(bring_up(&paths, name, 1)?);
     Lab::down(&paths, name)?;
@@ -29,7 +29,7 @@ pub(super) fn measure() -> Result<Vec<Row>> {
     let before = HostResources::snapshot();
     let one = measure_clusters(&paths, name, 1)?;
     let start_of_two = Instant::now();
-    // Held until the end: the lab is gone with it.
+    // Kept until the end: dropping it stops the lab.
     let _two_clusters = bring_up(&paths, name, 2)?;
     let two = start_of_two.elapsed();
     let three = measure_clusters(&paths, name, 3)?;
@@ -69,7 +69,7 @@ pub(super) fn measure() -> Result<Vec<Row>> {
     ])
 }
 
-struct Measured {
+struct ClusterCosts {
     start: Duration,
     memory: f64,
     processor: f64,
@@ -77,24 +77,24 @@ struct Measured {
     end: Duration,
 }
 
-/// Brings clusters up to this count, watches them idle, loads an image and takes all of them down.
-fn measure_clusters(paths: &Paths, name: &str, clusters: usize) -> Result<Measured> {
+/// Starts clusters up to this count, measures them while idle, loads an image and stops all of them.
+fn measure_clusters(paths: &Paths, name: &str, clusters: usize) -> Result<ClusterCosts> {
     let started = Instant::now();
     let lab = bring_up(paths, name, clusters)?;
     let start = started.elapsed();
     eprintln!(
         "{clusters} cluster(s): idle for {} s",
-        (SETTLING + WATCHED).as_secs()
+        (SETTLE_TIME + MEASURE_TIME).as_secs()
     );
-    thread::sleep(SETTLING);
+    thread::sleep(SETTLE_TIME);
     let (before, watching) = (lab.usage()?, Instant::now());
-    thread::sleep(WATCHED);
+    thread::sleep(MEASURE_TIME);
     let (after, watched) = (lab.usage()?, watching.elapsed());
     let used = after.processor_time.saturating_sub(before.processor_time);
     let image = load_image(paths, &lab)?;
     let ending = Instant::now();
     Lab::down(paths, name)?;
-    Ok(Measured {
+    Ok(ClusterCosts {
         start,
         memory: after.memory as f64 / f64::from(1 << 20),
         processor: 100.0 * used.as_secs_f64() / watched.as_secs_f64(),

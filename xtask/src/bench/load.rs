@@ -1,4 +1,4 @@
-//! Requests: how many, on how many connections, and what came of them.
+//! HTTP load on several routes, and its results.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
@@ -7,33 +7,33 @@ use super::session::programs::Worker;
 use super::session::{median, micro};
 use super::{Extent, Row};
 
-/// As the goals say.
+/// The number of connections in the goals.
 pub(super) const CONNECTIONS: usize = 64;
 
-/// Which requests a session that steals wants.
-pub(super) const WANTED: &str = "x-standin: yes";
-pub(super) const NOT_WANTED: &str = "x-standin: no!";
+/// The header of requests that a stealing session matches.
+pub(super) const MATCHED_HEADER: &str = "x-standin: yes";
+pub(super) const UNMATCHED_HEADER: &str = "x-standin: no!";
 
-/// Where requests are made.
-pub(super) trait Ground {
-    /// Whoever makes them.
+/// A site where requests are sent.
+pub(super) trait LoadSite {
+    /// The worker that sends them.
     fn worker(&mut self) -> &mut Worker;
 
-    /// What a hop has used of the processors, in seconds.
+    /// The CPU time that a hop has used, in seconds.
     fn processor_seconds(&self, hop: Hop) -> Result<f64>;
 }
 
-/// A way from a client to whoever answers.
+/// A route from a client to an application.
 #[derive(Debug, Clone)]
-pub(super) struct Way {
+pub(super) struct Route {
     address: String,
     header: &'static str,
-    /// Who must answer.
+    /// The application that must respond.
     from: &'static str,
     hop: Hop,
 }
 
-/// What is between a client and whoever answers, in the target's network.
+/// What is between a client and the application, in the target's network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hop {
     Nothing,
@@ -42,28 +42,28 @@ pub(super) enum Hop {
     Agent,
 }
 
-/// What is asked of a way.
+/// The parameters of a load.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Load {
     connections: usize,
     milliseconds: u64,
-    /// Requests per second. Without it, as many as can be.
+    /// Requests per second; unlimited if not set.
     rate: Option<f64>,
     requests_each: Option<usize>,
 }
 
-/// What came of it. Times are in microseconds.
+/// The result of a load. Times are in microseconds.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Loaded {
+pub(super) struct LoadResult {
     pub(super) per_second: Vec<f64>,
     pub(super) all: f64,
     pub(super) p50: f64,
     pub(super) p99: f64,
-    /// Processor time of the hop for each request.
+    /// CPU time of the hop for each request.
     pub(super) cpu: f64,
 }
 
-impl Way {
+impl Route {
     pub(super) fn new(address: String, header: &'static str, from: &'static str, hop: Hop) -> Self {
         Self {
             address,
@@ -83,7 +83,7 @@ impl Way {
 }
 
 impl Load {
-    /// As many requests as can be.
+    /// As many requests as possible.
     pub(super) fn full(connections: usize, extent: &Extent) -> Self {
         Self {
             connections,
@@ -93,7 +93,7 @@ impl Load {
         }
     }
 
-    /// Few enough that nobody waits for another.
+    /// So few requests that none waits for another.
     pub(super) fn light(extent: &Extent) -> Self {
         Self {
             connections: 8,
@@ -102,7 +102,7 @@ impl Load {
         }
     }
 
-    /// For minutes, by clients that come and go.
+    /// A long load by clients that reconnect.
     pub(super) fn long(milliseconds: u64) -> Self {
         Self {
             connections: CONNECTIONS,
@@ -113,7 +113,7 @@ impl Load {
         }
     }
 
-    /// As many requests as can be, for so long.
+    /// As many requests as possible, for so long.
     pub(super) fn lasting(connections: usize, milliseconds: u64) -> Self {
         Self {
             connections,
@@ -143,10 +143,10 @@ impl Load {
         }
     }
 
-    pub(super) fn run(self, ground: &mut impl Ground, way: &Way) -> Result<Loaded> {
-        let before = ground.processor_seconds(way.hop)?;
-        let mut numbers = ground.worker().ask(&self.order(way))?;
-        let used = ground.processor_seconds(way.hop)? - before;
+    pub(super) fn run(self, site: &mut impl LoadSite, route: &Route) -> Result<LoadResult> {
+        let before = site.processor_seconds(route.hop)?;
+        let mut numbers = site.worker().call(&self.to_request(route))?;
+        let used = site.processor_seconds(route.hop)? - before;
         let per_second = numbers.remove("per_second").unwrap_or_default();
         let mut number = |name: &str| {
             let numbers = numbers.remove(name).unwrap_or_default();
@@ -154,7 +154,7 @@ impl Load {
         };
         let all = number("all")?;
         let answers = all * self.milliseconds as f64 / 1e3;
-        Ok(Loaded {
+        Ok(LoadResult {
             per_second,
             cpu: micro(used / answers),
             all,
@@ -163,13 +163,13 @@ impl Load {
         })
     }
 
-    /// What a worker is told.
-    pub(super) fn order(self, way: &Way) -> Value {
+    /// The request for a worker.
+    pub(super) fn to_request(self, route: &Route) -> Value {
         json!({
             "do": "load",
-            "address": way.address(),
-            "header": way.header,
-            "from": way.from,
+            "address": route.address(),
+            "header": route.header,
+            "from": route.from,
             "connections": self.connections,
             "milliseconds": self.milliseconds,
             "rate": self.rate,
@@ -177,23 +177,23 @@ impl Load {
         })
     }
 
-    /// Loads several ways in turn, and answers the medians of each.
-    pub(super) fn compare<const WAYS: usize>(
+    /// Runs the load on several routes in turn, and returns the medians of each.
+    pub(super) fn compare<const ROUTES: usize>(
         self,
-        ground: &mut impl Ground,
+        site: &mut impl LoadSite,
         extent: &Extent,
-        ways: &[Way; WAYS],
-    ) -> Result<[Loaded; WAYS]> {
-        let mut seen: [Vec<Loaded>; WAYS] = std::array::from_fn(|_| Vec::new());
-        // Many short rounds: whatever else the machine does then disturbs all ways alike.
+        routes: &[Route; ROUTES],
+    ) -> Result<[LoadResult; ROUTES]> {
+        let mut seen: [Vec<LoadResult>; ROUTES] = std::array::from_fn(|_| Vec::new());
+        // Many short rounds, so that other work on the machine disturbs all routes alike.
         for _ in 0..if extent.quick { 5 } else { 15 } {
-            for (way, seen) in ways.iter().zip(&mut seen) {
-                seen.push(self.run(ground, way)?);
+            for (route, seen) in routes.iter().zip(&mut seen) {
+                seen.push(self.run(site, route)?);
             }
         }
         Ok(seen.map(|rounds| {
-            let of = |pick: fn(&Loaded) -> f64| median(rounds.iter().map(pick).collect());
-            Loaded {
+            let of = |pick: fn(&LoadResult) -> f64| median(rounds.iter().map(pick).collect());
+            LoadResult {
                 per_second: Vec::new(),
                 all: of(|one| one.all),
                 p50: of(|one| one.p50),
@@ -205,17 +205,17 @@ impl Load {
 }
 
 /// A row of requests per second.
-pub(super) fn requests(name: impl Into<String>, seen: &Loaded, baseline: &Loaded) -> Row {
+pub(super) fn requests(name: impl Into<String>, seen: &LoadResult, baseline: &LoadResult) -> Row {
     Row::new(name, seen.all, "/s").baseline(baseline.all)
 }
 
-/// A row of what the hop needs for a request. Other work on the machine disturbs it little.
-pub(super) fn processor(name: impl Into<String>, seen: &Loaded, baseline: &Loaded) -> Row {
+/// A row of the hop's CPU time for a request. Other work on the machine disturbs it little.
+pub(super) fn processor(name: impl Into<String>, seen: &LoadResult, baseline: &LoadResult) -> Row {
     Row::new(name, seen.cpu, "µs").baseline(baseline.cpu)
 }
 
-/// Rows of the median and of the slowest in a hundred.
-pub(super) fn times(name: &str, seen: &Loaded, baseline: &Loaded) -> [Row; 2] {
+/// Rows of the median and of the 99th percentile.
+pub(super) fn times(name: &str, seen: &LoadResult, baseline: &LoadResult) -> [Row; 2] {
     [
         Row::new(format!("{name}: p50"), seen.p50, "µs").baseline(baseline.p50),
         Row::new(format!("{name}: p99"), seen.p99, "µs").baseline(baseline.p99),

@@ -1,4 +1,4 @@
-//! What it costs to watch sessions: each event, `standin ui` with many sessions, and the page.
+//! The cost of monitoring: of each event, of `standin ui` with many sessions, and of the page.
 
 mod events;
 mod page;
@@ -17,7 +17,7 @@ const GROUPS: &[Group<Programs>] = &[
     ("page", page::rows),
 ];
 
-/// Builds the page first, because it is in the program.
+/// Builds the page first, because the program embeds it.
 pub(super) fn prepare() -> Result<()> {
     packages::install_missing(&packages::BROWSER)?;
     web::install_and_build(&workspace::root()?)?;

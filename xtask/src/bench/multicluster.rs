@@ -1,9 +1,9 @@
-//! What a session over several clusters costs: its start, what it asks of the Default, requests of all clusters at once,
-//! a member that is cut off, many sessions, and many members.
+//! The cost of a session over several clusters: its start, operations in the Default, stolen requests of all clusters at
+//! once, a member that is cut off, many sessions, and many members.
 //!
 //! Everything is in a lab of three clusters. The Primary has targets too, and the Default is a member. The developer is
-//! beside the Primary, so what is between the Primary and a member is between the developer and that member as well.
-//! Links are named by their round trip. Baselines are taken in the same run, in turn.
+//! beside the Primary, so the link between the Primary and a member is also between the developer and that member.
+//! Links are named by their round trip. Baselines are measured in the same run, in turn.
 
 mod members;
 mod ready;

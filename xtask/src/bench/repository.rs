@@ -1,4 +1,4 @@
-//! How long the repository's own checks take. They run before every commit, so they must not be noticed.
+//! How long the repository's own checks take. They run before every commit, so they must be fast.
 
 use std::process::Command;
 use std::time::Instant;

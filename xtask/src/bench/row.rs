@@ -1,11 +1,11 @@
-//! One measure: a line of the table and an object of the JSON file.
+//! One measurement: a line of the table and an object of the JSON file.
 
 use anyhow::Result;
 use serde::Serialize;
 
 use crate::table;
 
-/// What was measured, and what it is compared with.
+/// A measured value, and what it is compared with.
 ///
 /// The names and the order of the fields are the JSON file's, which other programs read.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -13,11 +13,11 @@ pub(crate) struct Row {
     measure: String,
     value: f64,
     unit: &'static str,
-    /// The same measure of the thing one would compare with, taken in the same run.
+    /// The value of the baseline, measured in the same run.
     baseline: Option<f64>,
     /// `value` divided by `baseline`.
     ratio: Option<f64>,
-    /// In words, as it stands in the table.
+    /// The text of the goal, as in the table.
     goal: Option<String>,
     met: Option<bool>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Row {
 /// comes after the baseline.
 #[allow(
     dead_code,
-    reason = "the words for goals belong together, also while no bench uses one of them"
+    reason = "the methods for goals belong together, even if no bench uses one of them"
 )]
 impl Row {
     pub(crate) fn new(measure: impl Into<String>, value: f64, unit: &'static str) -> Self {
@@ -102,7 +102,7 @@ impl Row {
     }
 }
 
-/// The table for people.
+/// The human-readable table.
 pub(crate) fn render(rows: &[Row]) -> String {
     let cells: Vec<Vec<String>> = rows
         .iter()
@@ -130,12 +130,12 @@ pub(crate) fn render(rows: &[Row]) -> String {
     )
 }
 
-/// The same for programs: an array with one object per row.
+/// The machine-readable form: an array with one object per row.
 pub(crate) fn json(rows: &[Row]) -> Result<String> {
     Ok(serde_json::to_string_pretty(rows)? + "\n")
 }
 
-/// About three digits that mean something.
+/// About three significant digits.
 fn readable(number: f64) -> String {
     let decimals = match number.abs() {
         size if size == 0.0 || size >= 100.0 => 0,

@@ -1,4 +1,4 @@
-//! A developer's server in a session, which gets the target's traffic.
+//! A developer's server in a session, which receives the target's traffic.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -10,26 +10,26 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::load::WANTED;
+use super::load::MATCHED_HEADER;
 use super::session::programs::{Programs, end, log, log_path};
 
-/// So long the first traffic of a session may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest time until a session is ready, and until its first traffic.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a session does with the traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Takes the requests that it wants.
+    /// Steals the requests that match its filter.
     Steal,
-    /// Takes everything.
+    /// Steals all traffic.
     StealAll,
-    /// Gets a copy of everything.
+    /// Mirrors all traffic.
     Mirror,
 }
 
-/// How the developer's server treats its connections.
+/// How the developer's server handles its connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Manner {
+pub(super) enum ServerBehavior {
     Healthy,
     Slow,
     Dead,
@@ -39,7 +39,9 @@ impl Mode {
     fn config(self) -> String {
         let incoming = match self {
             Self::Steal => {
-                format!("mode: steal\n      http_filter:\n        header_filter: \"^{WANTED}$\"")
+                format!(
+                    "mode: steal\n      http_filter:\n        header_filter: \"^{MATCHED_HEADER}$\""
+                )
             }
             Self::StealAll => "mode: steal".to_owned(),
             Self::Mirror => "mode: mirror".to_owned(),
@@ -48,7 +50,7 @@ impl Mode {
     }
 }
 
-impl Manner {
+impl ServerBehavior {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -62,18 +64,19 @@ impl Manner {
 #[derive(Debug)]
 pub(super) struct Session {
     child: Child,
-    /// What the server says.
+    /// The output of the server.
     lines: Receiver<String>,
 }
 
 impl Session {
-    /// Starts the server for a port, and waits until it listens. `command` is the session's, up to what the session does.
+    /// Starts the server for a port, and waits until it listens. `command` starts the session, and lacks the config and the
+    /// program.
     pub(super) fn start(
         mut command: Command,
         programs: &Programs,
         folder: &Path,
         mode: Mode,
-        manner: Manner,
+        behavior: ServerBehavior,
         port: u16,
     ) -> Result<Self> {
         let config = folder.join(format!("{mode:?}.yaml"));
@@ -85,7 +88,7 @@ impl Session {
             .arg(&programs.workload)
             .args(["http", "--from", "developer"])
             .args(["--listen", &format!("0.0.0.0:{port}")])
-            .args(["--manner", manner.name()]);
+            .args(["--behavior", behavior.name()]);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -102,29 +105,29 @@ impl Session {
             }
         });
         let session = Self { child, lines };
-        match session.lines.recv_timeout(PATIENCE) {
+        match session.lines.recv_timeout(TIMEOUT) {
             Ok(line) if line == "ready" => Ok(session),
             other => bail!(
-                "a session did not begin ({other:?}); what was said is in {}",
+                "a session did not start ({other:?}); its log is {}",
                 log_path()?.display()
             ),
         }
     }
 
-    /// Makes requests until one has arrived at the developer's server.
+    /// Sends requests until one has reached the developer's server.
     pub(super) fn wait_for_traffic(
         &self,
         mut make_request: impl FnMut() -> Result<()>,
     ) -> Result<()> {
         let start = Instant::now();
         loop {
-            let made = make_request();
+            let result = make_request();
             match self.lines.recv_timeout(Duration::from_millis(100)) {
                 Ok(line) if line == "connected" => return Ok(()),
-                _ if start.elapsed() < PATIENCE => {}
+                _ if start.elapsed() < TIMEOUT => {}
                 _ => {
-                    made.context("no traffic has arrived at a session")?;
-                    bail!("no traffic has arrived at a session");
+                    result.context("no traffic has reached the session")?;
+                    bail!("no traffic has reached the session");
                 }
             }
         }

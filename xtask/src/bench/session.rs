@@ -1,8 +1,7 @@
-//! What a session costs: every operation beside what it is compared with, in the same run, over links of several round
-//! trips.
+//! The cost of a session: every operation and its baseline, in the same run, over links with several round-trip times.
 //!
-//! One worker runs bare and one in a session; both do the same in turn, so that whatever else the machine does disturbs
-//! both. Numbers are medians.
+//! One worker runs bare and one in a session. Both execute the same requests in turn, so that other work on the machine
+//! disturbs both. Numbers are medians.
 
 mod bulk;
 mod connections;
@@ -52,19 +51,19 @@ pub(super) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What all but one in twenty stay below.
+/// The 95th percentile.
 pub(super) fn ninety_fifth(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let last = numbers.len().saturating_sub(1);
-    let place = (last as f64 * 0.95).round() as usize;
-    numbers.get(place).copied().unwrap_or(f64::NAN)
+    let index = (last as f64 * 0.95).round() as usize;
+    numbers.get(index).copied().unwrap_or(f64::NAN)
 }
 
-fn most(numbers: &[f64]) -> f64 {
+fn maximum(numbers: &[f64]) -> f64 {
     numbers.iter().copied().fold(0.0, f64::max)
 }
 
-fn least(numbers: &[f64]) -> f64 {
+fn minimum(numbers: &[f64]) -> f64 {
     numbers.iter().copied().fold(f64::INFINITY, f64::min)
 }
 

@@ -1,4 +1,4 @@
-//! What the wire adds of its own: its throughput against a plain pair of devices, and the error of its delay.
+//! The overhead of the wire: its throughput compared with a plain pair of devices, and the error of its delay.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub(super) fn measure() -> Result<Vec<Row>> {
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     let plain = gigabits(found.veth_bits_per_second);
     let single_packets = gigabits(found.wire_single_packets_bits_per_second);
-    let wanted = milliseconds(found.delayed_round_trip_expected);
+    let expected = milliseconds(found.delayed_round_trip_expected);
     Ok(vec![
         Row::new(
             "throughput at 0 ms",
@@ -38,7 +38,7 @@ pub(super) fn measure() -> Result<Vec<Row>> {
             milliseconds(found.delayed_round_trip),
             "ms",
         )
-        .baseline(wanted)
-        .near(wanted, 1.0),
+        .baseline(expected)
+        .near(expected, 1.0),
     ])
 }

@@ -1,5 +1,5 @@
-//! The demo on clusters. Each has the sample shop, and answers for itself; then programs of this machine stand in for a
-//! service in the first of them, without an operator and with one, and at last one program for a service in all of them.
+//! The demo on clusters. Each has the sample shop, which serves orders; then programs of this machine stand in for a
+//! service in the first cluster, without and with an operator, and finally one program for a service in all clusters.
 
 mod sessions;
 
@@ -18,11 +18,11 @@ use self::sessions::{Sessions, WithOperator};
 use super::DemoArguments;
 use crate::{node, privilege, table, workspace};
 
-/// The lab that `--keep` leaves running. Others are named for their process, so that two demos never meet.
-const KEPT: &str = "demo";
+/// The lab that `--keep` leaves running. Others are named for their process, so that two demos never collide.
+const KEPT_LAB_NAME: &str = "demo";
 const NAMESPACE: &str = "standin-demo";
-const WAYS_KNOWN_WITHIN: Duration = Duration::from_secs(30);
-const BETWEEN_ORDERS: Duration = Duration::from_millis(500);
+const FIRST_ORDER_TIMEOUT: Duration = Duration::from_secs(30);
+const ORDER_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) fn run(arguments: &DemoArguments, clusters: usize) -> Result<ExitCode> {
     let paths = Paths::from_environment();
@@ -39,12 +39,12 @@ pub(super) fn run(arguments: &DemoArguments, clusters: usize) -> Result<ExitCode
         &progress,
     )?;
     let sessions = Sessions::build(&progress)?;
-    // Images are made of Debian packages, which needs root even where the clusters do not.
+    // Images are built from Debian packages, which needs root even where the clusters do not.
     let purpose =
-        "the lab makes namespaces, devices and control groups, and images of Debian packages";
+        "the lab creates namespaces, devices and control groups, and images of Debian packages";
     let variables = [programs.variables(), sessions.variables()].concat();
-    if let Some(ended) = privilege::continue_as_root(purpose, &variables)? {
-        return Ok(ended);
+    if let Some(exit_code) = privilege::continue_as_root(purpose, &variables)? {
+        return Ok(exit_code);
     }
     if uses_lab {
         on_lab(arguments, clusters, &paths, &programs, &sessions, &progress)?;
@@ -65,7 +65,7 @@ fn on_lab(
     progress: &Progress,
 ) -> Result<()> {
     let name = if arguments.keep {
-        KEPT.to_owned()
+        KEPT_LAB_NAME.to_owned()
     } else {
         format!("demo-{}", process::id())
     };
@@ -90,9 +90,9 @@ fn on_lab(
     if arguments.keep {
         eprintln!(
             "
-Look around with: cargo xtask lab kubectl east --name {KEPT} -- get pods -A"
+Inspect it with:  cargo xtask lab kubectl east --name {KEPT_LAB_NAME} -- get pods -A"
         );
-        eprintln!("End it with:      cargo xtask lab down --name {KEPT}");
+        eprintln!("End it with:      cargo xtask lab down --name {KEPT_LAB_NAME}");
     } else {
         Lab::down(paths, &name)?;
         progress.step("the clusters are gone; `--keep` leaves them running");
@@ -124,7 +124,7 @@ fn on_contexts(
     for client in &clients {
         client.create_new_namespace(NAMESPACE)?;
     }
-    // Somebody else's cluster gets no operator from us.
+    // An existing cluster gets no operator from the demo.
     let shown = show(&clients, progress)
         .and_then(|()| sessions.show(&clients, WithOperator::No, arguments.keep));
     if !arguments.keep {
@@ -154,40 +154,40 @@ fn show(clients: &[Client], progress: &Progress) -> Result<()> {
         installs.into_iter().try_for_each(|install| {
             install
                 .join()
-                .map_err(|_| anyhow!("an installation ended by a bug"))?
+                .map_err(|_| anyhow!("an installation panicked"))?
                 .map_err(anyhow::Error::from)
         })
     })?;
     for client in clients {
-        let answer = first_order(client)?;
+        let response = first_order(client)?;
         println!("\nAn order in {}:", client.name());
-        print!("{}", render(client.name(), &answer)?);
+        print!("{}", render(client.name(), &response)?);
     }
     Ok(())
 }
 
-/// Pods are ready a moment before every node knows the way to them.
+/// Retries, because pods are ready a moment before every node has routes to them.
 fn first_order(client: &Client) -> Result<Value> {
     let began = Instant::now();
     loop {
         match shop::order(client, NAMESPACE, "book", 2) {
-            Err(_) if began.elapsed() < WAYS_KNOWN_WITHIN => thread::sleep(BETWEEN_ORDERS),
-            answer => return Ok(answer?),
+            Err(_) if began.elapsed() < FIRST_ORDER_TIMEOUT => thread::sleep(ORDER_INTERVAL),
+            response => return Ok(response?),
         }
     }
 }
 
-/// Who took part in an order. Someone of another cluster among them would mean that the clusters are not apart.
-fn render(cluster: &str, answer: &Value) -> Result<String> {
-    let steps = answer["answered_by"]
+/// The services that handled an order. A service of another cluster would mean that the clusters are not isolated.
+fn render(cluster: &str, response: &Value) -> Result<String> {
+    let steps = response["answered_by"]
         .as_array()
-        .with_context(|| format!("the shop answered {answer}"))?;
+        .with_context(|| format!("the shop responded with {response}"))?;
     let mut rows = Vec::new();
     for step in steps {
         let field = |name: &str| step[name].as_str().unwrap_or("?").to_owned();
         if field("cluster") != cluster {
             bail!(
-                "{} of cluster {} answered an order in {cluster}",
+                "{} of cluster {} handled an order in {cluster}",
                 field("service"),
                 field("cluster")
             );
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_is_shown_with_everyone_who_answered() {
+    fn an_order_is_shown_with_all_services_that_handled_it() {
         let step = json!({"service": "checkout", "over": "grpc", "cluster": "east", "pod": "checkout-1-a", "replica": "a"});
         let text = render("east", &json!({ "answered_by": [step] })).unwrap();
         assert!(
@@ -224,9 +224,9 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_from_another_cluster_is_an_error() {
-        let answer = json!({ "answered_by": [{"service": "checkout", "cluster": "west"}] });
-        let error = render("east", &answer).unwrap_err().to_string();
-        assert_eq!(error, "checkout of cluster west answered an order in east");
+    fn a_response_from_another_cluster_is_an_error() {
+        let response = json!({ "answered_by": [{"service": "checkout", "cluster": "west"}] });
+        let error = render("east", &response).unwrap_err().to_string();
+        assert_eq!(error, "checkout of cluster west handled an order in east");
     }
 }

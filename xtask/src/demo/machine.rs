@@ -1,8 +1,8 @@
-//! The demo on this machine alone: one program, run twice, and another one that answers requests.
+//! The demo on this machine alone: one program that runs outside and inside a session, and one that serves requests.
 //!
-//! A sample service is started in namespaces of its own, so that it has a host name, files and a network that nothing
-//! else on the machine has. Then a small program looks around, first as it is and then as the service's stand-in.
-//! At last a new version of the service answers some of its requests.
+//! A sample service is started in its own namespaces, so that it has a host name, files and a network that nothing else
+//! on the machine has. Then a small program inspects its environment, first without a session and then as the service's
+//! stand-in. Finally a new version of the service serves some of its requests.
 
 mod traffic;
 
@@ -17,7 +17,7 @@ use nix::unistd::geteuid;
 
 use crate::{environment, packages, process, workspace};
 
-/// What the sample service needs to be by itself.
+/// The programs that isolate the sample service.
 const REQUIREMENTS: [Requirement; 3] = [
     Requirement {
         program: "unshare",
@@ -58,30 +58,30 @@ pub(crate) fn run(programs: Option<&Path>) -> Result<ExitCode> {
     println!(
         "
 A sample service, `checkout`, runs as process {pid} in namespaces of its own: a host name, a folder /etc and a network
-that nothing else on this machine has. `look` is a program that a developer works on: static Go, knowing nothing of
+that nothing else on this machine has. `inspect` is a program that a developer works on: static Go, without any knowledge of
 Standin.
 
 Run as it is:
 
-$ look",
+$ inspect",
         pid = service.pid
     );
-    let outside = process::output(&mut Command::new(&programs.look))?;
+    let outside = process::output(&mut Command::new(&programs.inspect))?;
     print!("{outside}");
     println!("\nRun as the stand-in for the service:\n");
-    println!("$ standin exec -t process/{} -- look", service.pid);
+    println!("$ standin exec -t process/{} -- inspect", service.pid);
     let inside = process::output(
         Command::new(&programs.standin)
             .args(["exec", "-t", &format!("process/{}", service.pid), "--"])
-            .arg(&programs.look),
+            .arg(&programs.inspect),
     )?;
     print!("{inside}");
     println!(
         "
-The same program, on this machine, with the service's host name, environment, files, names and network. Nothing was
+The same program, on this machine, with the service's host name, environment, files, DNS names and network. Nothing was
 rebuilt or deployed, and the service was not touched."
     );
-    judge(&outside, &inside)?;
+    verify(&outside, &inside)?;
     traffic::show(&programs, &service)?;
     println!(
         "
@@ -92,8 +92,8 @@ Try it yourself: `standin exec --help`, at
     Ok(ExitCode::SUCCESS)
 }
 
-/// A demo that shows nothing must not look like one that went well.
-fn judge(outside: &str, inside: &str) -> Result<()> {
+/// Fails if the demo did not show what it should.
+fn verify(outside: &str, inside: &str) -> Result<()> {
     for expected in ONLY_INSIDE {
         if outside.contains(expected) {
             bail!(
@@ -102,7 +102,7 @@ fn judge(outside: &str, inside: &str) -> Result<()> {
         }
         if !inside.contains(expected) {
             bail!(
-                "{expected:?} was not found in the session. `standin diagnose` says what is missing here"
+                "{expected:?} was not found in the session. `standin diagnose` reports what is missing here"
             );
         }
     }
@@ -113,10 +113,10 @@ fn judge(outside: &str, inside: &str) -> Result<()> {
 #[derive(Debug)]
 pub(super) struct Programs {
     pub(super) standin: PathBuf,
-    pub(super) look: PathBuf,
+    pub(super) inspect: PathBuf,
     inventory: PathBuf,
     pub(super) checkout: PathBuf,
-    pub(super) ask: PathBuf,
+    pub(super) call: PathBuf,
 }
 
 impl Programs {
@@ -138,26 +138,26 @@ impl Programs {
             Command::new("go")
                 .args(["build", "-o"])
                 .arg(&folder)
-                .args(["./look", "./inventory", "./checkout", "./ask"])
+                .args(["./inspect", "./inventory", "./checkout", "./call"])
                 .env(environment::CGO_ENABLED, "0")
                 .current_dir(root.join("xtask/demo")),
         )?;
-        Self::found(standin)
+        Self::in_folder(standin)
     }
 
-    /// Those that were built before.
+    /// The programs of an earlier build.
     pub(super) fn built() -> Result<Self> {
-        Self::found(&workspace::target()?.join("debug"))
+        Self::in_folder(&workspace::target()?.join("debug"))
     }
 
-    fn found(standin: &Path) -> Result<Self> {
+    fn in_folder(standin: &Path) -> Result<Self> {
         let folder = workspace::target()?.join("demo");
         Ok(Programs {
             standin: standin.join("standin"),
-            look: folder.join("look"),
+            inspect: folder.join("inspect"),
             inventory: folder.join("inventory"),
             checkout: folder.join("checkout"),
-            ask: folder.join("ask"),
+            call: folder.join("call"),
         })
     }
 }
@@ -173,7 +173,7 @@ impl Service {
     fn start(script: &Path, programs: &Programs) -> Result<Self> {
         let mut command = Command::new("unshare");
         if !geteuid().is_root() {
-            // In a user namespace everyone may make the others.
+            // In a user namespace every user may create the others.
             command.args(["--user", "--map-root-user"]);
         }
         command
@@ -199,7 +199,7 @@ impl Service {
                 let _ = namespaces.kill();
                 let _ = namespaces.wait();
                 bail!(
-                    "the sample service did not start; what it said is above. Where user namespaces are forbidden \
+                    "the sample service did not start; see its output above. Where user namespaces are forbidden \
                      (see `sysctl user.max_user_namespaces kernel.unprivileged_userns_clone \
                      kernel.apparmor_restrict_unprivileged_userns`), run the demo as root"
                 )
@@ -222,8 +222,8 @@ mod tests {
     #[test]
     fn a_demo_that_shows_nothing_fails() {
         let everything = ONLY_INSIDE.join(" ");
-        assert!(judge("- not set", &everything).is_ok());
-        assert!(judge("- not set", "- not set").is_err());
-        assert!(judge(&everything, &everything).is_err());
+        assert!(verify("- not set", &everything).is_ok());
+        assert!(verify("- not set", "- not set").is_err());
+        assert!(verify(&everything, &everything).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! A session whose program answers requests, while the demo goes on.
+//! A session whose program serves requests while the demo continues.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -7,11 +7,11 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// It ends when this is dropped.
+/// The session ends when this is dropped.
 pub(super) struct Session(Child);
 
 impl Session {
-    /// Returns when the program listens, and so gets requests.
+    /// Returns when the program listens, and so receives requests.
     pub(super) fn start(mut command: Command) -> Result<Self> {
         let mut process = command
             .stdout(Stdio::piped())
@@ -23,12 +23,12 @@ impl Session {
         BufReader::new(output).read_line(&mut line)?;
         ensure!(
             line.trim() == "listening",
-            "the new version does not listen; what was said is above"
+            "the new version does not listen; see the output above"
         );
         Ok(session)
     }
 
-    /// Ends it as its user would.
+    /// Ends it with the signal that a user would send.
     pub(super) fn end(mut self) -> Result<()> {
         let pid = Pid::from_raw(self.0.id().try_into()?);
         kill(pid, Signal::SIGTERM).context("cannot end the session")?;

@@ -34,7 +34,7 @@ fn request_for_go(root: &Path) -> Result<CodeGeneratorRequest> {
     let mut compiler = protox::Compiler::new([root.join("proto")])?;
     let proto_file: Vec<FileDescriptorProto> = compiler
         .include_imports(true)
-        // Comments travel as source information, and end up in the generated code.
+        // Source information has the comments, which the generated code repeats.
         .include_source_info(true)
         .open_file("shop.proto")?
         .file_descriptor_set()

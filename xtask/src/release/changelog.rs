@@ -10,10 +10,10 @@ use crate::workspace::Source;
 
 pub(crate) const PATH: &str = "CHANGELOG.md";
 
-/// What is only for those who work on the repository. It is in the changelog and not in the notes of a release.
+/// The kind of changes that only developers of this repository notice. Release notes leave it out.
 const INTERNAL: &str = "internal";
 
-/// What stands before the first section while there was no release.
+/// The changelog's text before the first section while there is no release.
 const NOTHING_YET: &str = "There is no release yet; what the next one brings lies in [changelog.d](changelog.d/README.md).";
 const WHAT_IS_NEXT: &str =
     "What the next release brings lies in [changelog.d](changelog.d/README.md).";
@@ -73,7 +73,7 @@ pub(crate) fn newest(changelog: &str) -> Option<&str> {
     heading.split_whitespace().next()
 }
 
-/// What users are told of a release: its section without the heading, and without what is only for ourselves.
+/// The release notes: the version's section without the heading and without internal changes.
 pub(crate) fn notes(changelog: &str, version: &Version) -> Result<String> {
     let heading = format!("## {version} (");
     let section = changelog
@@ -82,16 +82,16 @@ pub(crate) fn notes(changelog: &str, version: &Version) -> Result<String> {
         .skip(1)
         .take_while(|line| !line.starts_with("## "));
     let mut is_internal = false;
-    let mut told = Vec::new();
+    let mut public_lines = Vec::new();
     for line in section {
         if let Some(kind) = line.strip_prefix("### ") {
             is_internal = kind == title(INTERNAL);
         }
         if !is_internal {
-            told.push(line);
+            public_lines.push(line);
         }
     }
-    let text = told.join("\n").trim().to_owned();
+    let text = public_lines.join("\n").trim().to_owned();
     ensure!(
         changelog.lines().any(|line| line.starts_with(&heading)),
         "{PATH} has no section for {version}"
@@ -117,7 +117,7 @@ fn title(kind: &str) -> String {
         .unwrap_or_default()
 }
 
-/// A fragment as an item of a list: what goes over several lines stays in the item.
+/// A fragment as a list item; further lines are indented.
 fn as_item(text: &str) -> String {
     let mut lines = text.trim().lines();
     let mut item = lines.next().unwrap_or_default().to_owned();
@@ -189,11 +189,11 @@ mod tests {
     }
 
     #[test]
-    fn notes_leave_out_what_is_internal() {
+    fn notes_leave_out_internal_changes() {
         let changelog = with_section("# Changelog\n", SECTION);
-        let told = notes(&changelog, &Version::new(0, 2, 0)).unwrap();
-        assert!(told.starts_with("### Added\n\n- A [lab]"), "{told}");
-        assert!(told.ends_with("- A thing works.\n"), "{told}");
+        let text = notes(&changelog, &Version::new(0, 2, 0)).unwrap();
+        assert!(text.starts_with("### Added\n\n- A [lab]"), "{text}");
+        assert!(text.ends_with("- A thing works.\n"), "{text}");
         let error = notes(&changelog, &Version::new(0, 3, 0)).unwrap_err();
         assert_eq!(error.to_string(), "CHANGELOG.md has no section for 0.3.0");
     }

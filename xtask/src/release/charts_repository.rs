@@ -1,7 +1,7 @@
-//! The public repository of charts: a copy of the folder `charts`, as it is in the commits of releases.
+//! The public repository of charts: a copy of the folder `charts` from the commits of releases.
 //!
-//! Nothing else is ever committed there. What is pushed comes from the tagged commit, never from the working copy, so that
-//! nothing which was changed after a release gets in.
+//! Nothing else is ever committed there. The content comes from the tagged commit, never from the working copy, so that
+//! it has no changes from after the release.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::versions;
 use crate::process;
 use crate::workspace::Source;
 
-/// In the message of each commit that comes from here, with the commit that it comes from.
+/// The trailer of each commit message, with the source commit.
 const TRAILER: &str = "Source-Commit: ";
 
 #[derive(Debug, Args)]
@@ -26,7 +26,7 @@ pub(crate) struct PushArguments {
     /// The repository to push to, instead of the one that Cargo.toml names
     #[arg(long, value_name = "URL")]
     remote: Option<String>,
-    /// Replace what is there, also if it was not pushed from here
+    /// Replace the content even if it was not pushed from here
     #[arg(long)]
     adopt: bool,
 }
@@ -74,7 +74,7 @@ fn push(root: &Path, remote: &str, tag: &str, adopt: bool) -> Result<()> {
     Ok(())
 }
 
-/// Somebody may have committed there by hand. That would be lost silently, now or later.
+/// Fails if the newest commit was made by hand: its change would be lost silently.
 fn ensure_ours(clone: &Path) -> Result<()> {
     let message = git(clone, &["log", "-1", "--format=%B"])?;
     if message.lines().any(|line| line.starts_with(TRAILER)) {
@@ -87,7 +87,7 @@ fn ensure_ours(clone: &Path) -> Result<()> {
     );
 }
 
-/// Going back would take a newer version away from those who follow the main branch.
+/// Fails if a newer version is published: users who follow the main branch would be downgraded.
 fn ensure_not_older(clone: &Path, version: &Version) -> Result<()> {
     for found in chart_versions(clone)? {
         ensure!(
@@ -98,7 +98,7 @@ fn ensure_not_older(clone: &Path, version: &Version) -> Result<()> {
     Ok(())
 }
 
-/// Exactly the folder `charts` of the commit: what is no longer there goes.
+/// Replaces the content with the folder `charts` of the commit. Files that it does not have are deleted.
 fn replace_content(root: &Path, clone: &Path, commit: &str) -> Result<()> {
     git(
         clone,
@@ -124,7 +124,7 @@ fn replace_content(root: &Path, clone: &Path, commit: &str) -> Result<()> {
     git(clone, &["add", "--all", "."]).map(drop)
 }
 
-/// The one who made the release commit is also the author here.
+/// Commits with the author of the release commit.
 fn commit_as_author(root: &Path, clone: &Path, commit: &str, version: &Version) -> Result<()> {
     if git(clone, &["status", "--porcelain"])?.is_empty() {
         return Ok(());
@@ -147,7 +147,7 @@ fn commit_as_author(root: &Path, clone: &Path, commit: &str, version: &Version) 
     git(clone, &arguments).map(drop)
 }
 
-/// Both or none, so that a release there never starts from half of it. It can be done again.
+/// Pushes branch and tag atomically, so that a release never starts from one of them. It can be repeated.
 fn tag_and_push(clone: &Path, tag: &str) -> Result<()> {
     let reference = format!("refs/tags/{tag}");
     match git(
@@ -163,7 +163,7 @@ fn tag_and_push(clone: &Path, tag: &str) -> Result<()> {
             let head = git(clone, &["rev-parse", "HEAD"])?;
             ensure!(
                 tagged == head,
-                "the repository of charts has a tag {tag} with other content; a version that is out does not change"
+                "the repository of charts has a tag {tag} with other content; a published version must not change"
             );
         }
         Err(_) => {
@@ -193,15 +193,15 @@ fn chart_versions(clone: &Path) -> Result<Vec<Version>> {
             path: Path::new("charts").join(name).join("Chart.yaml"),
             text,
         };
-        for place in versions::places(&[source]) {
-            let version = Version::parse(&place.version);
+        for field in versions::fields(&[source]) {
+            let version = Version::parse(&field.version);
             found.push(version.with_context(|| format!("the version of {}", chart.display()))?);
         }
     }
     Ok(found)
 }
 
-/// What git prints, without the end of the line.
+/// The output of git, without the final line break.
 fn git(folder: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new("git");
     command

@@ -1,7 +1,7 @@
-//! What is given away: the programs, the image, the charts, and a list of their checksums.
+//! The release artifacts: the programs, the image, the charts, and a list of their checksums.
 //!
-//! Packages and images have no date and no owner, and programs no folder of the machine that built them: the same content
-//! gives the same bytes, so whoever doubts a release can make it again and compare.
+//! Builds are reproducible: packages and images have no date and no owner, and programs no path of the machine that built
+//! them. So anyone can rebuild a release and compare it.
 
 use std::env;
 use std::fs;
@@ -20,14 +20,14 @@ use crate::{process, web};
 
 const CHECKSUMS: &str = "SHA256SUMS";
 
-/// Where a version's files are put, if nothing else is said.
+/// The default output folder of a version.
 pub(crate) fn folder(version: &Version) -> Result<PathBuf> {
     Ok(workspace::target()?
         .join("releases")
         .join(version.to_string()))
 }
 
-/// Makes everything of the repository in `root` anew.
+/// Builds all release artifacts from the repository in `root`.
 pub(crate) fn make(
     root: &Path,
     sources: &[Source],
@@ -64,7 +64,7 @@ fn charts(sources: &[Source]) -> Vec<&Path> {
         .collect()
 }
 
-/// As `helm package` does it, but without the time of day: that would make each package another one.
+/// Packages a chart like `helm package`, but without the current time, which would make each package different.
 fn package_chart(chart: &Path, version: &Version, output: &Path) -> Result<()> {
     let name = chart.file_name().context("a chart without a name")?;
     let name = name.to_string_lossy();
@@ -87,7 +87,7 @@ fn package_chart(chart: &Path, version: &Version, output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A folder as a compressed tar file: sorted, owned by root, and of one instant.
+/// Packs a folder into a compressed tar file: sorted, owned by root, and with a constant time.
 fn archive(folder: &Path, package: &Path) -> Result<()> {
     let (Some(parent), Some(name)) = (folder.parent(), folder.file_name()) else {
         anyhow::bail!("{} cannot be packed", folder.display());
@@ -110,7 +110,7 @@ fn make_programs(root: &Path, sources: &[Source], version: &Version, output: &Pa
     let progress = Progress::to_stderr();
     let target = workspace::image_target()?;
     let machine = env::consts::ARCH;
-    progress.step("building the page of `standin ui`, which is in the program");
+    progress.step("building the page of `standin ui`, which the program embeds");
     web::install_and_build(root)?;
     progress.step("building the programs, linked statically");
     let profile = Profile::Distribution;
@@ -141,7 +141,7 @@ fn make_programs(root: &Path, sources: &[Source], version: &Version, output: &Pa
     Ok(())
 }
 
-/// Without its page the program is built as well, and nobody would see it before users do.
+/// The program is also built without its page. This check prevents releasing it so.
 fn ensure_has_page(program: &Path, page: &Path) -> Result<()> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("reading {}", path.display()));
     let (program_bytes, page_bytes) = (read(program)?, read(&page.join("index.html"))?);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_the_page_is_not_given_away() {
+    fn a_program_without_the_page_is_not_released() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("standin");
         fs::write(&program, b"\x7fELF code").unwrap();

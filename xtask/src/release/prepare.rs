@@ -20,7 +20,7 @@ pub(crate) struct PrepareArguments {
     /// Do it all in a copy, and leave the repository as it is
     #[arg(long)]
     dry_run: bool,
-    /// Package the charts only; the programs and the image take as long as compiling them
+    /// Package the charts only; the programs and the image must be compiled, which takes long
     #[arg(long)]
     without_programs: bool,
     /// The day of the release, as 2026-01-31; today by default
@@ -28,7 +28,7 @@ pub(crate) struct PrepareArguments {
     date: Option<String>,
 }
 
-/// What the commit does with one file: its new text, or nothing where the file goes.
+/// A change of one file: its new text, or `None` if the file is deleted.
 #[derive(Debug, PartialEq, Eq)]
 struct Change {
     path: PathBuf,
@@ -55,12 +55,12 @@ pub(crate) fn run(arguments: &PrepareArguments, root: &Path, sources: &[Source])
         eprintln!("this was a dry run: nothing in the repository has changed");
         return Ok(());
     }
-    ensure_nothing_is_lost(root, version)?;
+    ensure_clean(root, version)?;
     write(root, &changes)?;
     finish(root, root, version, arguments)
         .and_then(|()| commit(root, version, &changes))
         .context(
-            "nothing was committed; `git restore --staged --worktree .` takes the changes back",
+            "nothing was committed; `git restore --staged --worktree .` reverts the changes",
         )?;
     eprintln!(
         "the release commit is made. Have it reviewed and merged as it is, then `git tag {version}` it and push the tag"
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &PrepareArguments, root: &Path, sources: &[Source])
     Ok(())
 }
 
-/// Everything that the release commit changes, decided without touching a file.
+/// All changes of the release commit. Writes no file.
 fn changes(sources: &[Source], version: &Version, date: &str) -> Result<Vec<Change>> {
     let current = versions::current(sources)?;
     let text = changelog::read(sources)?;
@@ -101,14 +101,14 @@ fn changes(sources: &[Source], version: &Version, date: &str) -> Result<Vec<Chan
     Ok(changes)
 }
 
-/// Checks what was written, and makes what is given away from it.
+/// Checks what was written, and builds the release artifacts from it.
 fn finish(
     folder: &Path,
     root: &Path,
     version: &Version,
     arguments: &PrepareArguments,
 ) -> Result<()> {
-    // Cargo itself says whether the lock file is the manifest's.
+    // Cargo itself checks whether the lock file matches the manifest.
     let mut metadata = lab::cargo(folder);
     metadata.args(["metadata", "--locked", "--format-version=1"]);
     process::output(&mut metadata).context("Cargo.lock does not agree with Cargo.toml")?;
@@ -146,8 +146,8 @@ fn copy_files(root: &Path, copy: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What is not committed yet would become a part of the release, or be lost with it.
-fn ensure_nothing_is_lost(root: &Path, version: &Version) -> Result<()> {
+/// Fails if there are uncommitted changes, which would become part of the release or be lost.
+fn ensure_clean(root: &Path, version: &Version) -> Result<()> {
     let status = git(root, &["status", "--porcelain"])?;
     ensure!(
         status.is_empty(),

@@ -1,6 +1,6 @@
-//! Every place in the repository that names the version: there is one version, for the programs and for the charts.
+//! Every field of the repository's files that has the version. There is one version, for the programs and for the charts.
 //!
-//! Reading and writing are both here, so that a place which is written is also checked.
+//! Reading and writing are both here, so that each field that is written is also checked.
 
 use std::path::{Path, PathBuf};
 
@@ -12,9 +12,9 @@ use crate::workspace::Source;
 const MANIFEST: &str = "Cargo.toml";
 const LOCK: &str = "Cargo.lock";
 
-/// A version, as one line of one file names it.
+/// A line of a file with the version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct VersionField {
     pub(crate) path: PathBuf,
     /// Counted from 1.
     pub(crate) line: usize,
@@ -29,46 +29,46 @@ pub(crate) fn current(sources: &[Source]) -> Result<Version> {
         .iter()
         .find(|source| source.path == Path::new(MANIFEST))
         .context("there is no Cargo.toml at the top")?;
-    let place = in_manifest(&manifest.text)
+    let field = in_manifest(&manifest.text)
         .into_iter()
         .next()
         .context("Cargo.toml has no version under [workspace.package]")?;
-    Version::parse(&place.version)
-        .with_context(|| format!("the version of Cargo.toml, {:?}", place.version))
+    Version::parse(&field.version)
+        .with_context(|| format!("the version of Cargo.toml, {:?}", field.version))
 }
 
-/// All places, in the order of the files.
-pub(crate) fn places(sources: &[Source]) -> Vec<Place> {
+/// All version fields, in the order of the files.
+pub(crate) fn fields(sources: &[Source]) -> Vec<VersionField> {
     sources
         .iter()
         .flat_map(|source| {
-            places_in(&source.path, &source.text)
+            fields_in(&source.path, &source.text)
                 .into_iter()
-                .map(|place| Place {
+                .map(|field| VersionField {
                     path: source.path.clone(),
-                    ..place
+                    ..field
                 })
         })
         .collect()
 }
 
-/// A file's text with another version in all of its places; nothing for a file without any.
+/// A file's text with another version in all of its version fields; `None` for a file without any.
 pub(crate) fn with_version(source: &Source, version: &Version) -> Result<Option<String>> {
-    let places = places_in(&source.path, &source.text);
-    if places.is_empty() {
+    let fields = fields_in(&source.path, &source.text);
+    if fields.is_empty() {
         return Ok(None);
     }
     let mut lines: Vec<String> = source.text.split('\n').map(str::to_owned).collect();
-    for place in &places {
-        let line = &mut lines[place.line - 1];
-        *line = line.replacen(&place.version, &version.to_string(), 1);
+    for field in &fields {
+        let line = &mut lines[field.line - 1];
+        *line = line.replacen(&field.version, &version.to_string(), 1);
     }
     let text = lines.join("\n");
-    let written = places_in(&source.path, &text);
+    let written = fields_in(&source.path, &text);
     ensure!(
         written
             .iter()
-            .all(|place| place.version == version.to_string()),
+            .all(|field| field.version == version.to_string()),
         "{}: the new version is not read back",
         source.path.display()
     );
@@ -82,7 +82,7 @@ pub(crate) fn is_chart(path: &Path) -> bool {
         && path.components().count() == 3
 }
 
-fn places_in(path: &Path, text: &str) -> Vec<Place> {
+fn fields_in(path: &Path, text: &str) -> Vec<VersionField> {
     if path == Path::new(MANIFEST) {
         in_manifest(text)
     } else if path == Path::new(LOCK) {
@@ -94,8 +94,8 @@ fn places_in(path: &Path, text: &str) -> Vec<Place> {
     }
 }
 
-fn place(index: usize, of: impl Into<String>, version: &str) -> Place {
-    Place {
+fn field(index: usize, of: impl Into<String>, version: &str) -> VersionField {
+    VersionField {
         path: PathBuf::new(),
         line: index + 1,
         of: of.into(),
@@ -104,7 +104,7 @@ fn place(index: usize, of: impl Into<String>, version: &str) -> Place {
 }
 
 /// The version that all crates take with `version.workspace = true`.
-fn in_manifest(text: &str) -> Vec<Place> {
+fn in_manifest(text: &str) -> Vec<VersionField> {
     let mut section = "";
     let mut found = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -113,20 +113,20 @@ fn in_manifest(text: &str) -> Vec<Place> {
         } else if section == "[workspace.package]"
             && let Some(version) = line.strip_prefix("version = ")
         {
-            found.push(place(index, "the workspace", version));
+            found.push(field(index, "the workspace", version));
         }
     }
     found
 }
 
-/// The packages of the lock file that come from nowhere else are ours.
-fn in_lock(text: &str) -> Vec<Place> {
+/// Packages of the lock file without a source are ours.
+fn in_lock(text: &str) -> Vec<VersionField> {
     let mut found = Vec::new();
-    let mut package: Option<(String, Option<Place>, bool)> = None;
-    let mut finish = |package: &mut Option<(String, Option<Place>, bool)>| {
+    let mut package: Option<(String, Option<VersionField>, bool)> = None;
+    let mut finish = |package: &mut Option<(String, Option<VersionField>, bool)>| {
         if let Some((name, Some(version), false)) = package.take() {
             let of = format!("the crate {name}");
-            found.push(Place { of, ..version });
+            found.push(VersionField { of, ..version });
         }
     };
     for (index, line) in text.lines().enumerate() {
@@ -137,7 +137,7 @@ fn in_lock(text: &str) -> Vec<Place> {
             if let Some(value) = line.strip_prefix("name = ") {
                 *name = value.trim_matches('"').to_owned();
             } else if let Some(value) = line.strip_prefix("version = ") {
-                *version = Some(place(index, "", value));
+                *version = Some(field(index, "", value));
             } else if line.starts_with("source = ") {
                 *is_foreign = true;
             }
@@ -147,14 +147,14 @@ fn in_lock(text: &str) -> Vec<Place> {
     found
 }
 
-/// A chart has the version of the program that it brings.
-fn in_chart(text: &str) -> Vec<Place> {
+/// A chart has the version of the program that it installs.
+fn in_chart(text: &str) -> Vec<VersionField> {
     let kinds = [("version: ", "the chart"), ("appVersion: ", "its program")];
     let mut found = Vec::new();
     for (index, line) in text.lines().enumerate() {
         for (key, of) in kinds {
             if let Some(version) = line.strip_prefix(key) {
-                found.push(place(index, of, version));
+                found.push(field(index, of, version));
             }
         }
     }
@@ -189,10 +189,10 @@ mod tests {
     }
 
     #[test]
-    fn every_place_is_found_and_no_other() {
-        let found: Vec<String> = places(&repository())
+    fn every_version_field_is_found_and_no_other() {
+        let found: Vec<String> = fields(&repository())
             .iter()
-            .map(|place| format!("{}:{} {}", place.path.display(), place.line, place.of))
+            .map(|field| format!("{}:{} {}", field.path.display(), field.line, field.of))
             .collect();
         assert_eq!(
             found,
@@ -205,15 +205,15 @@ mod tests {
             ]
         );
         assert!(
-            places(&repository())
+            fields(&repository())
                 .iter()
-                .all(|place| place.version == "0.1.0")
+                .all(|field| field.version == "0.1.0")
         );
         assert_eq!(current(&repository()).unwrap(), Version::new(0, 1, 0));
     }
 
     #[test]
-    fn a_new_version_changes_its_places_and_nothing_else() {
+    fn a_new_version_changes_version_fields_and_nothing_else() {
         let version = Version::parse("1.2.3-rc.1").unwrap();
         let mut changed = Vec::new();
         for source in repository() {

@@ -117,7 +117,7 @@ pub(crate) struct Package {
     dependencies: Vec<String>,
 }
 
-/// What cargo knows of the workspace.
+/// The packages of the workspace, from `cargo metadata`.
 pub(crate) fn read_graph(root: &Path) -> Result<Vec<Package>> {
     #[derive(Deserialize)]
     struct Metadata {
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_points_the_wrong_way_is_found() {
+    fn forbidden_imports_are_found() {
         let all: &[(&str, &[&str])] = &[
             ("protocol", &["api"]),
             ("api", &[]),

@@ -1,4 +1,4 @@
-//! Changelog fragments: one file for each change that somebody outside would notice.
+//! Changelog fragments: one file for each change that a user would notice.
 
 use std::path::Path;
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn other_folders_are_no_matter() {
+    fn other_folders_are_ignored() {
         assert!(check(&[source("docs/anything.md", "")]).is_empty());
     }
 }

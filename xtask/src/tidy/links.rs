@@ -1,5 +1,5 @@
-//! Links between the repository's Markdown pages lead somewhere: to a file or folder that exists, and to a heading that
-//! is there. Links to other places are not followed, since a check must not depend on the network.
+//! Links between the repository's Markdown pages are valid: the file or folder exists, and so does the heading.
+//! External links are not followed, since a check must not depend on the network.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -40,7 +40,7 @@ fn problem(
     };
     if !existing.contains(&path) {
         return Some(format!(
-            "the link {target} leads to {}, which is not there",
+            "the link {target} leads to {}, which does not exist",
             path.display()
         ));
     }
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_lead_somewhere() {
+    fn valid_links_are_accepted() {
         for page in [
             "[home](../README.md) and [a folder](/crates/lab)",
             "[home](../README.md#what-it-is-and-for-whom)",
@@ -167,15 +167,15 @@ mod tests {
     }
 
     #[test]
-    fn links_that_lead_nowhere() {
+    fn broken_links_are_found() {
         for (page, message) in [
             (
                 "[x](missing.md)",
-                "1: the link missing.md leads to docs/missing.md, which is not there",
+                "1: the link missing.md leads to docs/missing.md, which does not exist",
             ),
             (
                 "one\ntwo ![x](../a.png)",
-                "2: the link ../a.png leads to a.png, which is not there",
+                "2: the link ../a.png leads to a.png, which does not exist",
             ),
             (
                 "[x](../../out.md)",
@@ -183,7 +183,7 @@ mod tests {
             ),
             (
                 "[x]: gone.md",
-                "1: the link gone.md leads to docs/gone.md, which is not there",
+                "1: the link gone.md leads to docs/gone.md, which does not exist",
             ),
             (
                 "[x](../README.md#not-a-heading)",

@@ -1,4 +1,4 @@
-//! Text that is true only on one machine or in one network: home folders, and the hosts that packages come from.
+//! Text that is specific to one machine or network: home folders, and the hosts that packages come from.
 //!
 //! Which host serves packages is a setting of the machine (a mirror, a proxy), so the repository never names one. Lock
 //! files are exempt: package managers write them.
@@ -6,7 +6,7 @@
 use super::Finding;
 use crate::workspace::Source;
 
-/// Folders under which the next path segment is somebody's name, or a cache that belongs to one machine.
+/// Folders under which the next path segment is a user name, or a cache that belongs to one machine.
 const MACHINE_PATHS: &[&str] = &[
     concat!("/", "home", "/"),
     concat!("/", "Users", "/"),

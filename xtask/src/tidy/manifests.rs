@@ -1,4 +1,4 @@
-//! Every crate takes the workspace's lints. A crate that forgets them is checked by nobody, silently.
+//! Every crate takes the workspace's lints. A crate without them would silently not be checked.
 
 use super::Finding;
 use crate::workspace::Source;

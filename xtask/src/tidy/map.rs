@@ -1,4 +1,4 @@
-//! README.md stays two screens and ARCHITECTURE.md a map: both short, and every path and name in the map exists.
+//! README.md and ARCHITECTURE.md have a maximum length, and every path and name in ARCHITECTURE.md exists.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -32,8 +32,8 @@ pub(crate) fn check(sources: &[Source], paths: &[PathBuf]) -> Vec<Finding> {
                 format!("{words} words; a map has at most {MAX_MAP_WORDS}. Move details to the crate's lib.rs"),
             ));
         }
-        let known = Known::new(sources, paths);
-        findings.extend(unknown_names(map, &known));
+        let names = RepositoryNames::new(sources, paths);
+        findings.extend(unknown_names(map, &names));
     }
     findings
 }
@@ -42,15 +42,15 @@ fn find<'a>(sources: &'a [Source], path: &str) -> Option<&'a Source> {
     sources.iter().find(|source| source.path == Path::new(path))
 }
 
-/// What exists in the repository.
-struct Known<'a> {
+/// The paths and names of the repository.
+struct RepositoryNames<'a> {
     /// Files and directories.
     paths: HashSet<&'a Path>,
     /// Every word of the code.
     words: HashSet<&'a str>,
 }
 
-impl<'a> Known<'a> {
+impl<'a> RepositoryNames<'a> {
     fn new(sources: &'a [Source], paths: &'a [PathBuf]) -> Self {
         let is_code = |source: &&Source| {
             ["rs", "proto", "toml", "yaml", "ts", "tsx"]
@@ -92,7 +92,7 @@ fn is_word(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
 
-fn unknown_names(map: &Source, known: &Known<'_>) -> Vec<Finding> {
+fn unknown_names(map: &Source, names: &RepositoryNames<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut is_in_block = false;
     for (index, line) in map.text.lines().enumerate() {
@@ -104,9 +104,9 @@ fn unknown_names(map: &Source, known: &Known<'_>) -> Vec<Finding> {
         }
         for span in line.split('`').skip(1).step_by(2) {
             let is_missing = if is_path(span) {
-                !known.has_path(span)
+                !names.has_path(span)
             } else {
-                is_name(span) && !known.has_name(span)
+                is_name(span) && !names.has_name(span)
             };
             if is_missing {
                 findings.push(Finding::new(
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_is_found() {
+    fn unknown_paths_and_names_are_found() {
         for span in [
             "crates/lost",
             "agent/files/lost.rs",

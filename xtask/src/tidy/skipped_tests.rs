@@ -1,4 +1,4 @@
-//! Tests that pass without running their body: a test that lacks what it needs must be ignored, or fail.
+//! Tests that pass without running their body: a test whose requirements are missing must be ignored, or fail.
 //!
 //! This file is not checked: its own tests show the pattern.
 

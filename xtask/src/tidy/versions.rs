@@ -1,4 +1,4 @@
-//! One version for the programs and the charts, one changelog for both, and one image that the charts start.
+//! Programs and charts have one version and one changelog, and the charts use the released image.
 
 use std::path::Path;
 
@@ -11,15 +11,15 @@ pub(crate) fn check(sources: &[Source]) -> Vec<Finding> {
         Ok(version) => version.to_string(),
         Err(error) => return vec![Finding::new("Cargo.toml", 1, format!("{error:#}"))],
     };
-    let mut findings: Vec<Finding> = versions::places(sources)
+    let mut findings: Vec<Finding> = versions::fields(sources)
         .into_iter()
-        .filter(|place| place.version != version)
-        .map(|place| {
+        .filter(|field| field.version != version)
+        .map(|field| {
             let message = format!(
                 "{} has version {}, and the workspace has {version}; `cargo xtask release` sets all of them",
-                place.of, place.version
+                field.of, field.version
             );
-            Finding::new(place.path, place.line, message)
+            Finding::new(field.path, field.line, message)
         })
         .collect();
     findings.extend(own_versions(sources));
@@ -28,14 +28,14 @@ pub(crate) fn check(sources: &[Source]) -> Vec<Finding> {
     findings
 }
 
-/// A crate with a version of its own would not follow.
+/// Crates that do not inherit the workspace's version.
 fn own_versions(sources: &[Source]) -> Vec<Finding> {
     sources
         .iter()
         .filter(|source| {
             let name = source.path.file_name();
             let is_manifest = name.is_some_and(|name| name == "Cargo.toml");
-            is_manifest && source.path != Path::new("Cargo.toml") && !is_apart(source)
+            is_manifest && source.path != Path::new("Cargo.toml") && !is_fuzzing(source)
         })
         .filter(|source| {
             let mut lines = source.text.lines().map(str::trim);
@@ -46,8 +46,8 @@ fn own_versions(sources: &[Source]) -> Vec<Finding> {
         .collect()
 }
 
-/// Fuzzing needs a workspace of its own, and is never released.
-fn is_apart(source: &Source) -> bool {
+/// Fuzzing needs its own workspace, and is never released.
+fn is_fuzzing(source: &Source) -> bool {
     source
         .path
         .components()
@@ -65,7 +65,7 @@ fn changelog_of(sources: &[Source], version: &str) -> Option<Finding> {
     })
 }
 
-/// A chart that starts another image than the one which is released with it.
+/// Charts whose image is not the one that is released with them.
 fn other_images(sources: &[Source]) -> Vec<Finding> {
     let image = match Destinations::read(sources) {
         Ok(destinations) => destinations.image,
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_disagrees_is_found() {
+    fn different_versions_are_found() {
         for (path, text, expected) in [
             (
                 "charts/a/Chart.yaml",
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repository_without_a_version_is_told() {
+    fn a_repository_without_a_version_is_found() {
         let found = shown(&check(&[source("Cargo.toml", "[workspace]\n")]));
         assert!(found[0].contains("no version under [workspace.package]"));
     }

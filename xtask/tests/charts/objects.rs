@@ -1,4 +1,4 @@
-//! The objects of the chart: which there are, and whether they find one another.
+//! The objects of the chart: which exist, and whether their references match.
 
 use serde_json::{Value, json};
 
@@ -8,11 +8,11 @@ const NAME: &str = "mirrord-operator";
 const UNINSTALL: &str = "mirrord-operator-uninstall";
 const AGENTS: &str = "mirrord-node-agent";
 
-/// Whether a selector picks what has these labels.
+/// Whether a selector matches these labels.
 fn selects(selector: &Value, labels: &Value) -> bool {
-    let wanted = selector.as_object().unwrap();
-    !wanted.is_empty()
-        && wanted
+    let expected_labels = selector.as_object().unwrap();
+    !expected_labels.is_empty()
+        && expected_labels
             .iter()
             .all(|(key, value)| labels.get(key) == Some(value))
 }
@@ -59,7 +59,7 @@ fn a_single_replica_has_no_disruption_budget_that_would_hold_up_its_node() {
 }
 
 #[test]
-fn whatever_selects_the_operator_finds_its_pods_and_nothing_else() {
+fn selectors_of_the_operator_match_its_pods_and_no_others() {
     let settings = ["networkPolicy.enabled=true", "operator.podLabels.team=a"];
     let objects = objects(&settings);
     let pods =
@@ -130,7 +130,7 @@ fn a_network_policy_with_addresses_lets_only_these_reach_the_api() {
     assert!(egress.iter().any(|rule| rule["to"] == server), "{egress:?}");
 }
 
-/// A Primary that could not reach its members would have none.
+/// A Primary must be able to reach its members.
 #[test]
 fn a_network_policy_lets_a_primary_reach_its_members() {
     let certificate = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCg==";
@@ -157,7 +157,7 @@ fn a_network_policy_lets_a_primary_reach_its_members() {
     let rules = |settings: &[&str]| {
         let objects = objects(settings);
         let policy = find(&objects, "NetworkPolicy", NAME).unwrap()["spec"].clone();
-        // Nobody else may reach the operator for that.
+        // It must not allow members to reach the operator.
         let ingress = policy["ingress"].to_string();
         assert!(!ingress.contains("10.1.0.0"), "{ingress}");
         policy["egress"].as_array().unwrap().clone()
@@ -178,7 +178,7 @@ fn a_network_policy_lets_a_primary_reach_its_members() {
 }
 
 #[test]
-fn the_job_that_uninstalls_reaches_the_api_server_and_nobody_reaches_it() {
+fn the_uninstall_job_reaches_the_api_server_and_accepts_no_connections() {
     for (settings, server) in [
         (vec!["networkPolicy.enabled=true"], json!({})),
         (
@@ -191,7 +191,7 @@ fn the_job_that_uninstalls_reaches_the_api_server_and_nobody_reaches_it() {
     ] {
         let objects = objects(&settings);
         let policy = find(&objects, "NetworkPolicy", UNINSTALL).unwrap();
-        // A hook would come too late, or be gone before the Job is.
+        // A hook would be created too late, or deleted before the Job ends.
         assert_eq!(policy["metadata"].get("annotations"), None);
         let spec = &policy["spec"];
         let job = find(&objects, "Job", UNINSTALL).unwrap();
@@ -215,7 +215,7 @@ fn only_the_operator_reaches_the_agents_in_its_namespace() {
         let policy = find(&objects, "NetworkPolicy", "mirrord-agent").cloned();
         (objects, policy)
     };
-    // Those in the pods of targets are under the policies of these.
+    // Agents in the pods of targets are subject to the policies of these pods.
     assert_eq!(policy("ephemeral").1, None);
     for mode in ["node", "pod"] {
         let (objects, policy) = policy(mode);
@@ -227,7 +227,7 @@ fn only_the_operator_reaches_the_agents_in_its_namespace() {
         };
         let ports = json!([{"port": 20000, "endPort": 31999, "protocol": "TCP"}]);
         assert_eq!(rule["ports"], ports);
-        // Without a selector of namespaces it is about pods of this one.
+        // Without a namespace selector it matches pods of this namespace.
         let [from] = rule["from"].as_array().unwrap().as_slice() else {
             panic!("not one source: {rule}");
         };

@@ -1,4 +1,4 @@
-//! `docs/permissions.md` has a row for every rule of every role, and no row for a rule that is not there.
+//! `docs/permissions.md` has a row for every rule of every role, and no other rows.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::rendering::{objects, read, words};
 
-/// One right, apart from why somebody has it.
+/// One right, without the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Right {
     role: String,
@@ -16,7 +16,7 @@ struct Right {
     group: String,
 }
 
-/// Charts that have, all together, every right that any chart has.
+/// Settings whose charts together have every right.
 const SETTINGS: &[&str] = &[
     "operator.licenseSecret=licence",
     "operator.agent.mode=pod",
@@ -102,15 +102,15 @@ fn quoted(text: &str) -> Vec<String> {
 fn the_page_has_every_right_and_no_others() {
     let (chart, page) = (rights_of_the_chart(), rights_of_the_page());
     let missing: Vec<&Right> = chart.difference(&page).collect();
-    let untrue: Vec<&Right> = page.difference(&chart).collect();
+    let outdated: Vec<&Right> = page.difference(&chart).collect();
     assert!(
-        missing.is_empty() && untrue.is_empty(),
-        "not in docs/permissions.md: {missing:#?}\nnot in the chart: {untrue:#?}"
+        missing.is_empty() && outdated.is_empty(),
+        "not in docs/permissions.md: {missing:#?}\nnot in the chart: {outdated:#?}"
     );
 }
 
 #[test]
-fn nobody_may_do_everything() {
+fn no_role_has_wildcards() {
     for right in rights_of_the_chart() {
         let all = right.verbs.iter().chain(&right.resources);
         assert!(all.clone().all(|word| !word.contains('*')), "{right:?}");
@@ -118,9 +118,9 @@ fn nobody_may_do_everything() {
     }
 }
 
-/// The right to have sessions is given in namespaces; what is bound for a whole cluster must not have it.
+/// The right to start sessions is granted per namespace. A role that is bound for a whole cluster must not have it.
 #[test]
-fn looking_at_the_operator_is_no_right_to_sessions() {
+fn viewers_may_not_start_sessions() {
     let rights = rights_of_the_chart();
     let of = |role: &str| -> Vec<&Right> {
         let role = format!("ClusterRole {role}");
@@ -128,9 +128,9 @@ fn looking_at_the_operator_is_no_right_to_sessions() {
     };
     assert!(!of("mirrord-operator-viewer").is_empty());
     for right in of("mirrord-operator-viewer") {
-        let looks = ["get".to_owned(), "list".to_owned()];
+        let reads = ["get".to_owned(), "list".to_owned()];
         assert!(
-            right.verbs.iter().all(|verb| looks.contains(verb)),
+            right.verbs.iter().all(|verb| reads.contains(verb)),
             "{right:?}"
         );
     }

@@ -1,4 +1,4 @@
-//! Helm, run for real: the machine's own, or the lab's, which is built when it is not there yet.
+//! Runs Helm: the machine's own, or the lab's, which is built when it is missing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,7 +24,7 @@ pub(crate) fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap()
 }
 
-/// What Helm says of the chart with some settings: `--set` for each, or `--set-json` where a value is JSON.
+/// Renders the chart with some settings: `--set` for each, or `--set-json` where a value is JSON.
 pub(crate) fn template(settings: &[&str]) -> Result<String, String> {
     let mut command = Command::new(helm());
     command.args(["template", "standin"]).arg(chart()).args([

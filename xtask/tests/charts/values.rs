@@ -1,4 +1,4 @@
-//! What can be set: each value does something, and nothing that is wrong is taken.
+//! The chart's values: each one has an effect, and invalid ones are rejected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::rendering::{read, template};
 
 const SCHEMA: &str = "charts/standin-operator/values.schema.json";
 
-/// A setting for each value that makes another chart of it. `+` joins settings that are needed together.
+/// For each value, a setting that changes the rendered chart. `+` joins settings that are needed together.
 const SETTINGS: &[(&str, &str)] = &[
     ("grafanaDashboard.enabled", "grafanaDashboard.enabled=true"),
     (
@@ -119,12 +119,12 @@ const SETTINGS: &[(&str, &str)] = &[
     ("userRole.groups", "userRole.groups={developers}"),
 ];
 
-/// Values that go only together with others, and have tests of their own where they are used.
+/// Values that are valid only together with others, and that other tests cover.
 fn is_tested_elsewhere(path: &str) -> bool {
     path.starts_with("operator.multiCluster") || path == "networkPolicy.memberCidrs"
 }
 
-/// What must be refused, and a word of the reason.
+/// Settings that must be rejected, and a part of the error.
 const WRONG: &[(&str, &str)] = &[
     ("operatr.replicas=2", "'operatr' not allowed"),
     ("operator.replica=2", "'replica' not allowed"),
@@ -252,7 +252,7 @@ fn every_value_does_something() {
     let usual = template(&[]).unwrap();
     for (path, settings) in SETTINGS {
         let settings = split(settings);
-        // What turns a part on is no proof for the values of that part.
+        // Enabling a part must not count as the effect of that part's values.
         let before = match settings.as_slice() {
             [enabling, _] => template(&[enabling]).unwrap(),
             _ => usual.clone(),
@@ -268,7 +268,7 @@ fn every_value_does_something() {
     assert!(missing.is_empty(), "no setting for {missing:?}");
 }
 
-/// A value that is a map of the user's is listed by its own path.
+/// A value that is a map with free keys is listed by its own path.
 fn covers(listed: &BTreeSet<&str>, path: &str) -> bool {
     listed.contains(path)
         || path
@@ -279,17 +279,20 @@ fn covers(listed: &BTreeSet<&str>, path: &str) -> bool {
 #[test]
 fn schema_and_values_have_the_same_keys() {
     let schema: Value = serde_json::from_str(&read(SCHEMA)).unwrap();
-    let mut known = BTreeMap::new();
-    keys_of_schema(&schema, "", &mut known);
+    let mut schema_keys = BTreeMap::new();
+    keys_of_schema(&schema, "", &mut schema_keys);
     for path in leaves(&values()) {
-        let is_known = known.contains_key(&path)
-            || path
-                .rsplit_once('.')
-                .is_some_and(|(parent, _)| known.get(parent).is_some_and(|takes_any| *takes_any));
-        assert!(is_known, "{path} is in values.yaml and not in the schema");
+        let is_in_schema = schema_keys.contains_key(&path)
+            || path.rsplit_once('.').is_some_and(|(parent, _)| {
+                schema_keys.get(parent).is_some_and(|takes_any| *takes_any)
+            });
+        assert!(
+            is_in_schema,
+            "{path} is in values.yaml and not in the schema"
+        );
     }
     let values = values();
-    for path in known.keys().filter(|path| *path != "global") {
+    for path in schema_keys.keys().filter(|path| *path != "global") {
         assert!(
             has_default(&values, path),
             "{path} is in the schema and has no default in values.yaml"
@@ -297,7 +300,7 @@ fn schema_and_values_have_the_same_keys() {
     }
 }
 
-/// What is inside of an empty map is the user's.
+/// An empty map has free keys.
 fn has_default(values: &Value, path: &str) -> bool {
     let mut value = values;
     for key in path.split('.') {
@@ -332,16 +335,16 @@ fn leaves(values: &Value) -> Vec<String> {
 }
 
 /// The paths of all properties, and whether each takes keys of the user's choice.
-fn keys_of_schema(schema: &Value, path: &str, known: &mut BTreeMap<String, bool>) {
+fn keys_of_schema(schema: &Value, path: &str, schema_keys: &mut BTreeMap<String, bool>) {
     for (key, property) in schema["properties"].as_object().into_iter().flatten() {
         let separator = if path.is_empty() { "" } else { "." };
         let path = format!("{path}{separator}{key}");
         let is_closed = property["properties"].is_object();
-        known.insert(path.clone(), !is_closed);
-        keys_of_schema(property, &path, known);
+        schema_keys.insert(path.clone(), !is_closed);
+        keys_of_schema(property, &path, schema_keys);
         assert!(
             !is_closed || property["additionalProperties"] == false,
-            "{path} takes keys that nobody knows"
+            "{path} accepts unknown keys"
         );
     }
 }

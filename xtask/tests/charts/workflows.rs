@@ -1,5 +1,5 @@
-//! The workflows of a release: in which order their jobs run, and what the shell of their steps does, with real
-//! repositories and real Helm, and stand-ins for what would reach the world.
+//! The workflows of a release: in which order their jobs run, and what the scripts of their steps do, with real
+//! repositories and real Helm, and fakes for programs that would reach external services.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,7 +29,7 @@ fn step(workflow: &Value, job: &str, name: &str) -> (String, Vec<(String, String
     (step["run"].as_str().unwrap().to_owned(), plain)
 }
 
-/// A machine as a workflow has it: nobody's git settings, and programs of our choice before all others.
+/// A machine as in a workflow: without git settings of a user, and with fake programs first on `PATH`.
 struct Machine {
     folder: TempDir,
 }
@@ -47,8 +47,8 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    /// A program that writes down how it was called, and prints something.
-    fn stand_in(&self, name: &str, script: &str) {
+    /// Creates a fake program that logs its calls and runs a script.
+    fn fake_program(&self, name: &str, script: &str) {
         let path = self.path("bin").join(name);
         let log = self.path("calls");
         let text = format!(
@@ -117,7 +117,7 @@ fn charts_are_released_only_after_their_image_and_the_programs() {
     assert!(charts["on"]["workflow_dispatch"].is_object() || text.contains("workflow_dispatch:"));
 }
 
-/// The folders of a crate and of all those of ours that it is made of.
+/// The folders of a crate and of its dependencies in this workspace.
 fn folders_of(folder: &str) -> BTreeSet<String> {
     let manifest: toml::Value = toml::from_str(&read(&format!("{folder}/Cargo.toml"))).unwrap();
     let dependencies = manifest.get("dependencies").and_then(toml::Value::as_table);
@@ -153,7 +153,7 @@ fn the_chart_is_tried_whenever_what_it_is_made_of_changes() {
     assert!(steps.iter().any(checks), "generated files are not compared");
 }
 
-/// Text of whoever starts a workflow must never be read as shell.
+/// Input of the user who starts a workflow must never be executed as shell.
 #[test]
 fn no_input_is_a_part_of_a_script() {
     for path in [
@@ -212,18 +212,18 @@ fn the_repository_of_charts_makes_an_index_that_grows() {
                 &[],
             );
         }
-        let look = machine.path(&format!("look-{version}"));
+        let published = machine.path(&format!("published-{version}"));
         let from = format!(
             "clone --quiet -b gh-pages {} {}",
             bare.display(),
-            look.display()
+            published.display()
         );
         machine.git(&machine.path("work"), &from);
-        pages.push(look);
+        pages.push(published);
     }
     let first = fs::read(pages[0].join("standin-operator-1.2.3.tgz")).unwrap();
     let still = fs::read(pages[1].join("standin-operator-1.2.3.tgz")).unwrap();
-    assert!(first == still, "a package that was out has changed");
+    assert!(first == still, "a published package has changed");
     let index: Value =
         serde_saphyr::from_str(&fs::read_to_string(pages[1].join("index.yaml")).unwrap()).unwrap();
     let entries = index["entries"]["standin-operator"].as_array().unwrap();
@@ -240,8 +240,8 @@ fn the_repository_of_charts_makes_an_index_that_grows() {
 #[test]
 fn the_image_of_all_machines_has_one_name() {
     let machine = Machine::new();
-    machine.stand_in("cargo", "echo a.b/c:1.2.3");
-    machine.stand_in("docker", "");
+    machine.fake_program("cargo", "echo a.b/c:1.2.3");
+    machine.fake_program("docker", "");
     let work = machine.path("work");
     for (folder, kind) in [("packages-1", "x86_64"), ("packages-2", "aarch64")] {
         let folder = work.join("packages").join(folder);
@@ -269,10 +269,10 @@ fn the_image_of_all_machines_has_one_name() {
 }
 
 #[test]
-fn a_release_that_somebody_has_made_is_completed() {
+fn an_existing_release_is_completed() {
     for (exists, created) in [("exit 0", 0), ("[ \"$2\" != view ]", 1)] {
         let machine = Machine::new();
-        machine.stand_in("gh", exists);
+        machine.fake_program("gh", exists);
         let work = machine.path("work");
         for (folder, name) in [
             ("notes", "notes.md"),

@@ -29,7 +29,7 @@ fn convert_nested(request: HttpFilter, depth: usize) -> Result<Filter> {
 
 fn convert_list(filters: HttpFilters, depth: usize) -> Result<Vec<Filter>> {
     let depth = depth.checked_sub(1);
-    let depth = depth.ok_or(Error::Missing("filter that is not nested too deeply"))?;
+    let depth = depth.ok_or(Error::FilterDepth(MAX_DEPTH))?;
     let filters = filters.filters.into_iter();
     filters
         .map(|filter| convert_nested(filter, depth))

@@ -108,7 +108,7 @@ fn agent() -> Check {
 }
 
 fn files(can_mount: bool) -> Check {
-    let name = "files by FUSE";
+    let name = "files through FUSE";
     let device = "/dev/fuse";
     let open = OpenOptions::new().read(true).write(true).open(device);
     let helper = ["/usr/bin/fusermount3", "/bin/fusermount3"]

@@ -137,7 +137,7 @@ impl Hub {
         }
     }
 
-    /// What a session says of itself now.
+    /// Updates the info of a session, and publishes it if it has changed.
     pub(super) fn change(&self, info: SessionInfo) {
         let mut sessions = self.sessions.lock();
         if let Some(session) = sessions.get_mut(&info.session_id)

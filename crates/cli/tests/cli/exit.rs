@@ -118,7 +118,7 @@ fn no_process_remains_after_standin_is_killed() {
 fn ctrl_c_reaches_the_program_and_the_session_continues() {
     let (standin, target) = (Standin::new(), Target::new());
     let script = format!(
-        "$STANDIN exec -t {} -- bash -c 'trap \"came=1\" INT; echo ready; until test \"$came\"; do sleep 0.02; done; \
+        "$STANDIN exec -t {} -- bash -c 'trap \"caught=1\" INT; echo ready; until test \"$caught\"; do sleep 0.02; done; \
          echo interrupted; cat /etc/hostname >/dev/null && echo still there; exit 6'",
         target.name()
     );

@@ -70,7 +70,7 @@ fn a_diagnosis_is_printed_as_lines_or_json_with_remedies() {
     lines.expect(0);
     for expected in [
         "kernel: Linux",
-        "catching system calls",
+        "system call interception",
         "agent: ",
         "Sessions work",
     ] {

@@ -205,13 +205,13 @@ const HTTP2_SERVER: &str = r#"
 /// Requests the paths in its arguments, one after the other on one connection.
 const HTTP2_CLIENT: &str = r#"
     const connection = require("http2").connect("http://127.0.0.1:8080");
-    const ask = (path) => new Promise((answered) => {
+    const send = (path) => new Promise((resolve) => {
         const stream = connection.request({ ":path": path, "x-user": "alice" });
         stream.pipe(process.stdout, { end: false });
-        stream.on("end", answered).end();
+        stream.on("end", resolve).end();
     });
     (async () => {
-        for (const path of process.argv.slice(1)) await ask(path);
+        for (const path of process.argv.slice(1)) await send(path);
         connection.close();
     })()"#;
 

@@ -89,12 +89,12 @@ fn check(ended: &ProcessOutput, last: &str) {
 fn files_are_served_through_fuse() {
     let folder = tempfile::tempdir().unwrap();
     let device = folder.path().join("fuse");
-    let made = Command::new("mknod")
+    let status = Command::new("mknod")
         .args(["--mode=666"])
         .arg(&device)
         .args(["c", "10", "229"])
         .status();
-    assert!(made.unwrap().success());
+    assert!(status.unwrap().success());
     check(&run_session(&device), "changed in place");
 }
 

@@ -204,8 +204,8 @@ async fn read_events(
 ) -> String {
     while let Some(event) = events.recv().await {
         match event {
-            Event::Message(news) => {
-                if let Ok(endpoints) = serde_json::from_slice(&news) {
+            Event::Message(message) => {
+                if let Ok(endpoints) = serde_json::from_slice(&message) {
                     endpoints_sender.send_replace(endpoints);
                 }
             }

@@ -40,8 +40,8 @@ pub(super) fn write_out(expand: Expand, node: Node) -> Node {
             same(&["incoming", "outgoing", "dns"], value)
         }
         (Expand::Outgoing, value @ Value::Boolean(_)) => same(&["tcp", "udp"], value),
-        (Expand::Outgoing, Value::Text(place)) if place == "remote" || place == "local" => {
-            same(&["tcp", "udp"], Value::Boolean(place == "remote"))
+        (Expand::Outgoing, Value::Text(text)) if text == "remote" || text == "local" => {
+            same(&["tcp", "udp"], Value::Boolean(text == "remote"))
         }
         // An empty filter is no filter.
         (Expand::Filter, Value::Map(entries)) if entries.is_empty() => Value::Null,

@@ -21,10 +21,10 @@ pub(super) fn key(unknown: &str, map: &MapShape) -> Option<String> {
         .iter()
         .filter(|(_, shape)| !matches!(shape.kind, Kind::Ignored))
         .map(|(key, _)| key.as_str());
-    closest(unknown, here).or_else(|| at_another_place(unknown))
+    closest(unknown, here).or_else(|| in_another_map(unknown))
 }
 
-fn at_another_place(unknown: &str) -> Option<String> {
+fn in_another_map(unknown: &str) -> Option<String> {
     let last = |path: &str| path.rsplit('.').next().map(ToOwned::to_owned);
     shape::root()
         .all_keys()
@@ -92,10 +92,10 @@ mod tests {
     #[test]
     fn a_key_in_the_wrong_map_is_found() {
         assert_eq!(
-            at_another_place("outgoing").as_deref(),
+            in_another_map("outgoing").as_deref(),
             Some("feature.network.outgoing")
         );
-        assert_eq!(at_another_place("pineapple"), None);
+        assert_eq!(in_another_map("pineapple"), None);
         assert_eq!(target("deployments/x").as_deref(), Some("deployment/x"));
         assert_eq!(target("x"), None);
         for (short, kind) in KUBECTL {

@@ -85,7 +85,7 @@ impl From<RegexText> for String {
     }
 }
 
-/// Says in a few words what is wrong with a regular expression.
+/// A short message about an invalid regular expression.
 pub(crate) fn check_regex(text: &str) -> Result<(), String> {
     match regex::bytes::Regex::new(text) {
         Ok(_) => Ok(()),

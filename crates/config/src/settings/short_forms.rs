@@ -66,8 +66,8 @@ pub(super) fn target_tls(schema: &mut Schema) {
 }
 
 pub(super) fn magic(schema: &mut Schema) {
-    let words = json!({ "enum": ["true", "false"] });
-    allow(schema, "magic", &[json!({ "type": "boolean" }), words]);
+    let texts = json!({ "enum": ["true", "false"] });
+    allow(schema, "magic", &[json!({ "type": "boolean" }), texts]);
 }
 
 pub(super) fn network(schema: &mut Schema) {
@@ -75,8 +75,8 @@ pub(super) fn network(schema: &mut Schema) {
 }
 
 pub(super) fn outgoing(schema: &mut Schema) {
-    let places = json!({ "enum": ["remote", "local"] });
-    allow(schema, "outgoing", &[json!({ "type": "boolean" }), places]);
+    let texts = json!({ "enum": ["remote", "local"] });
+    allow(schema, "outgoing", &[json!({ "type": "boolean" }), texts]);
 }
 
 pub(super) fn target(schema: &mut Schema) {

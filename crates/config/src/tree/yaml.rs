@@ -21,7 +21,7 @@ pub(super) fn parse(source: usize, text: &str) -> (Option<Node>, Vec<ParseProble
             Err(error) => {
                 let start = error.marker().byte_offset().unwrap_or(text.len());
                 let message = error.to_string();
-                let message = without_place(&message);
+                let message = without_location(&message);
                 let span = builder.span(start, start);
                 Err(ParseProblem::syntax(Format::Yaml, message, span))
             }
@@ -41,10 +41,10 @@ pub(super) fn parse(source: usize, text: &str) -> (Option<Node>, Vec<ParseProble
 }
 
 /// Removes the location at the end of the parser's messages, because the report has its own.
-fn without_place(message: &str) -> &str {
+fn without_location(message: &str) -> &str {
     [" at byte ", " at char ", " at line "]
         .into_iter()
-        .filter_map(|place| message.find(place))
+        .filter_map(|prefix| message.find(prefix))
         .min()
         .map_or(message, |end| &message[..end])
 }

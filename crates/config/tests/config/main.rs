@@ -7,11 +7,11 @@
 )]
 
 mod examples; // Complete files in each notation, and files that were written for another tool.
-mod golden; // What a report looks like.
+mod golden; // The texts of reports.
 mod keys; // Every documented key loads, and the documentation is right.
-mod layers; // Which value wins, and why.
-mod properties; // Whatever the text, nothing panics; whatever the settings, they survive being written and read.
-mod schema; // Judges a value by the published schema.
+mod layers; // The precedence of values, and their origins.
+mod properties; // No text causes a panic, and all settings survive a round trip.
+mod schema; // Validates a value with the published schema.
 
 use config::{Format, Layers, Resolved};
 

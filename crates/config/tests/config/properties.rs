@@ -69,7 +69,7 @@ fn defaults_survive() {
 
 /// Pieces whose random combinations are similar to config files.
 fn piece() -> impl Strategy<Value = String> {
-    let known = select(vec![
+    let fragment = select(vec![
         "{",
         "}",
         "[",
@@ -145,7 +145,7 @@ fn piece() -> impl Strategy<Value = String> {
         "<<",
     ])
     .prop_map(ToOwned::to_owned);
-    prop_oneof![8 => known, 1 => any::<String>(), 1 => "\\PC{0,8}"]
+    prop_oneof![8 => fragment, 1 => any::<String>(), 1 => "\\PC{0,8}"]
 }
 
 proptest! {

@@ -24,14 +24,12 @@ fn validate(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
             "anyOf" => fitting(expected, value) > 0,
             "oneOf" => fitting(expected, value) == 1,
             "maxProperties" => {
-                let most = expected.as_u64().unwrap();
-                value.as_object().is_none_or(|map| map.len() as u64 <= most)
+                let max = expected.as_u64().unwrap();
+                value.as_object().is_none_or(|map| map.len() as u64 <= max)
             }
             "minProperties" => {
-                let fewest = expected.as_u64().unwrap();
-                value
-                    .as_object()
-                    .is_none_or(|map| map.len() as u64 >= fewest)
+                let min = expected.as_u64().unwrap();
+                value.as_object().is_none_or(|map| map.len() as u64 >= min)
             }
             "minItems" | "maxItems" => {
                 let bound = expected.as_u64().unwrap();

@@ -48,9 +48,9 @@ pub(super) fn main() -> Result<()> {
     Ok(())
 }
 
-fn report(word: &str) -> Result<()> {
+fn report(step: &str) -> Result<()> {
     let mut stdout = io::stdout();
-    writeln!(stdout, "{word}")?;
+    writeln!(stdout, "{step}")?;
     Ok(stdout.flush()?)
 }
 

@@ -11,7 +11,7 @@
 /// The simulated target: files in a temporary directory, connections to servers of this process.
 mod target;
 
-/// Programs in several languages, compiled once; a missing compiler is reported and its tests are skipped.
+/// Programs in several languages, compiled once. A missing compiler fails the tests that need it.
 mod programs;
 
 /// Start, exit codes, signals and the end of all processes.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use api::node::{NodeRequest, ServeRequest, ServeResponse, encode_message};
+use api::node::{NodeRequest, NodeResponse, ServeRequest, encode_message};
 use api::session::FINALIZER;
 use api::{MirrordClusterSession, MirrordClusterSessionStatus};
 use cluster::{AgentSettings, AgentSpec, Cluster, PodSettings};
@@ -244,8 +244,8 @@ async fn send_grant(
     let sent = send_request(shared, &regrant.agent, mode, &request);
     let response = timeout(REQUEST_TIMEOUT, sent).await;
     match response.map_err(|_| "the request timed out".to_owned())? {
-        Ok(ServeResponse { error: None, .. }) => Ok(Some(grant_digests(&granted))),
-        Ok(ServeResponse {
+        Ok(NodeResponse { error: None, .. }) => Ok(Some(grant_digests(&granted))),
+        Ok(NodeResponse {
             error: Some(error), ..
         }) => {
             let ended = timeout(REQUEST_TIMEOUT, end(shared, &regrant.agent, mode)).await;
@@ -262,7 +262,7 @@ async fn send_request(
     agent: &ObservedAgent,
     mode: AgentMode,
     request: &NodeRequest,
-) -> Result<ServeResponse, BoxError> {
+) -> Result<NodeResponse, BoxError> {
     if mode == AgentMode::Node {
         let host = agent.host.as_deref().ok_or("its address is unknown")?;
         return Ok(shared.nodes.request(host, request).await?);

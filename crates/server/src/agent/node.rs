@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ::agent::{AllClaims, PatternVisibility};
 use anyhow::{Context, Result, ensure};
-use api::node::{MAX_REQUEST_BYTES, NodeRequest, ServeResponse, ServedTarget, encode_message};
+use api::node::{MAX_REQUEST_BYTES, NodeRequest, NodeResponse, ServedTarget, encode_message};
 use clap::Args;
 use link::tls::rustls::pki_types::pem::PemObject as _;
 use link::tls::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
@@ -149,7 +149,7 @@ async fn handle(
         },
         Ok(NodeRequest::List { prefix }) => serving(served.list(&prefix)),
         Ok(NodeRequest::Grant { name, grant }) => match served.regrant(&name, grant).await {
-            Ok(()) => ServeResponse::default(),
+            Ok(()) => NodeResponse::default(),
             Err(error) => failed(format!("{error:#}")),
         },
         Ok(NodeRequest::Ports { name, patterns }) => match served.ports(&name) {
@@ -165,7 +165,7 @@ async fn handle(
         },
         Ok(NodeRequest::End { name }) => {
             served.end(&name);
-            ServeResponse::default()
+            NodeResponse::default()
         }
         Err(error) => failed(format!("the node agent cannot parse the request: {error}")),
     };
@@ -174,17 +174,17 @@ async fn handle(
     Ok(None)
 }
 
-fn serving(served: Vec<ServedTarget>) -> ServeResponse {
-    ServeResponse {
+fn serving(served: Vec<ServedTarget>) -> NodeResponse {
+    NodeResponse {
         served,
-        ..ServeResponse::default()
+        ..NodeResponse::default()
     }
 }
 
-fn failed(reason: String) -> ServeResponse {
-    ServeResponse {
+fn failed(reason: String) -> NodeResponse {
+    NodeResponse {
         error: Some(reason),
-        ..ServeResponse::default()
+        ..NodeResponse::default()
     }
 }
 

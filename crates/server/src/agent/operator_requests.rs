@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ::agent::Agent;
 use anyhow::{Context, Result, ensure};
-use api::node::{MAX_REQUEST_BYTES, NodeRequest, ServeResponse, encode_message};
+use api::node::{MAX_REQUEST_BYTES, NodeRequest, NodeResponse, encode_message};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -29,9 +29,9 @@ pub(super) async fn handle(
         _ => return Ok(end.send(()).await?),
     };
     let changed = super::regrant(agent, grant).await;
-    let response = ServeResponse {
+    let response = NodeResponse {
         error: changed.as_ref().err().map(|error| format!("{error:#}")),
-        ..ServeResponse::default()
+        ..NodeResponse::default()
     };
     pipe.write_all(&encode_message(&response)?).await?;
     pipe.shutdown().await?;

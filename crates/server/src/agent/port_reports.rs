@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ::agent::{AllClaims, ClaimedPort, PatternVisibility};
 use anyhow::Result;
-use api::node::{ServeResponse, encode_message};
+use api::node::{NodeResponse, encode_message};
 use api::session::SessionPort;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::watch;
@@ -23,9 +23,9 @@ pub(super) async fn report_ports(
 ) -> Result<()> {
     loop {
         let ports = session_ports(&claims.borrow_and_update(), patterns);
-        let response = ServeResponse {
+        let response = NodeResponse {
             ports,
-            ..ServeResponse::default()
+            ..NodeResponse::default()
         };
         pipe.write_all(&encode_message(&response)?).await?;
         pipe.flush().await?;
@@ -102,7 +102,7 @@ mod tests {
         let length = pipe.read_u32().await.unwrap();
         let mut response = vec![0; usize::try_from(length).unwrap()];
         pipe.read_exact(&mut response).await.unwrap();
-        let response: ServeResponse = serde_json::from_slice(&response).unwrap();
+        let response: NodeResponse = serde_json::from_slice(&response).unwrap();
         response.ports.iter().map(ToString::to_string).collect()
     }
 
@@ -159,9 +159,9 @@ mod tests {
             (number, claimed(port, Some(&pattern)))
         });
         let ports = session_ports(&many.collect(), PatternVisibility::Shown);
-        let response = ServeResponse {
+        let response = NodeResponse {
             ports,
-            ..ServeResponse::default()
+            ..NodeResponse::default()
         };
         let length = encode_message(&response).unwrap().len();
         assert!(length < usize::try_from(api::node::MAX_RESPONSE_BYTES).unwrap());

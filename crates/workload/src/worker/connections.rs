@@ -1,4 +1,4 @@
-//! Connections, as a program uses them.
+//! Connection operations, as programs use them.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
@@ -23,7 +23,7 @@ pub(super) fn resolve(names: &[String], again: usize) -> Result<Numbers> {
         ensure!(addresses.next().is_some(), "{name} has no address");
         Ok(())
     };
-    let last = names.last().context("there is no name")?;
+    let last = names.last().context("no DNS name was given")?;
     let first = time_each(names.len(), |number| resolve(&names[number]))?;
     let again = time_each(again, |_| resolve(last))?;
     Ok(Numbers::from([("first", first), ("again", again)]))
@@ -40,15 +40,15 @@ pub(super) fn echo(stream: &mut TcpStream) -> Result<()> {
     stream.write_all(&[7])?;
     let mut byte = [0];
     stream.read_exact(&mut byte)?;
-    ensure!(byte == [7], "another byte came back");
+    ensure!(byte == [7], "the server echoed another byte");
     Ok(())
 }
 
-/// What a stream moved, and in which time.
-type Moved = (u64, Duration);
+/// The bytes that a stream transferred, and in which time.
+type Transferred = (u64, Duration);
 
 pub(super) fn send(address: SocketAddr, time: Duration, streams: usize) -> Result<Numbers> {
-    at_once(
+    in_parallel(
         streams,
         move |mut stream| {
             let block = vec![7; BLOCK];
@@ -60,10 +60,10 @@ pub(super) fn send(address: SocketAddr, time: Duration, streams: usize) -> Resul
             }
             stream.write_all(&[LAST])?;
             sent += 1;
-            let mut answer = [0; 8];
-            stream.read_exact(&mut answer)?;
-            let arrived = u64::from_be_bytes(answer);
-            ensure!(arrived == sent, "{arrived} of {sent} bytes arrived");
+            let mut response = [0; 8];
+            stream.read_exact(&mut response)?;
+            let received = u64::from_be_bytes(response);
+            ensure!(received == sent, "{received} of {sent} bytes were received");
             Ok((sent, start.elapsed()))
         },
         address,
@@ -71,7 +71,7 @@ pub(super) fn send(address: SocketAddr, time: Duration, streams: usize) -> Resul
 }
 
 pub(super) fn receive(address: SocketAddr, time: Duration, streams: usize) -> Result<Numbers> {
-    at_once(
+    in_parallel(
         streams,
         move |mut stream| {
             let mut block = vec![0; BLOCK];
@@ -90,10 +90,10 @@ pub(super) fn receive(address: SocketAddr, time: Duration, streams: usize) -> Re
     )
 }
 
-/// Does the same on as many connections, which are all there before it begins. Answers in bytes per second.
-fn at_once(
+/// Runs `work` on several connections in parallel, after all of them are established. The result is in bytes per second.
+fn in_parallel(
     streams: usize,
-    work: impl Fn(TcpStream) -> Result<Moved> + Send + Sync + Copy + 'static,
+    work: impl Fn(TcpStream) -> Result<Transferred> + Send + Sync + Copy + 'static,
     address: SocketAddr,
 ) -> Result<Numbers> {
     let connected: Vec<TcpStream> = (0..streams)
@@ -107,7 +107,7 @@ fn at_once(
     let mut each = Vec::new();
     let mut total = 0;
     for thread in threads {
-        let (bytes, time) = thread.join().map_err(|_| anyhow!("a thread is gone"))??;
+        let (bytes, time) = thread.join().map_err(|_| anyhow!("a thread panicked"))??;
         total += bytes;
         each.push(bytes as f64 / time.as_secs_f64());
     }
@@ -124,13 +124,13 @@ pub(super) fn http2(address: SocketAddr, length: usize) -> Result<Numbers> {
 pub(super) fn hold(
     address: SocketAddr,
     count: usize,
-    held: &mut Vec<TcpStream>,
+    open_connections: &mut Vec<TcpStream>,
 ) -> Result<Numbers> {
     for number in 0..count {
         let mut stream = TcpStream::connect(address)
             .with_context(|| format!("connection {number} of {count}"))?;
         echo(&mut stream)?;
-        held.push(stream);
+        open_connections.push(stream);
     }
     Ok(Numbers::new())
 }

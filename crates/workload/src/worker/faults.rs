@@ -1,4 +1,4 @@
-//! Requests while the network breaks, and work beside an operation that does not come back.
+//! Requests while connections are reset, and operations while another one blocks.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -17,9 +17,9 @@ use nix::sys::time::{TimeVal, TimeValLike as _};
 use super::connections::echo;
 use super::{Numbers, files};
 
-/// Requests on a connection that are on their way at the same time.
+/// Requests that are in flight on a connection at the same time.
 const PIPELINED: u64 = 4;
-/// Numbers of one connection.
+/// How many request numbers a connection has.
 const NUMBERS: u64 = 1 << 32;
 
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ struct Outcome {
     longest: Duration,
 }
 
-/// Each connection sends numbers that nobody has sent before, and expects them back, in order, seen once.
+/// Each connection sends numbers that were not sent before. The server must return them in order, each seen once.
 pub(super) fn requests(
     address: SocketAddr,
     time: Duration,
@@ -46,7 +46,7 @@ pub(super) fn requests(
                 let mut outcome = Outcome::default();
                 let mut number = first;
                 while start.elapsed() < time {
-                    // A connection that breaks is a failure, and the next one goes on.
+                    // A broken connection counts as a failure, and the next connection continues.
                     if one_connection(address, start, time, &mut number, &mut outcome).is_err() {
                         outcome.failed += 1;
                         number += NUMBERS / 1024;
@@ -58,7 +58,7 @@ pub(super) fn requests(
         .collect();
     let mut all = Outcome::default();
     for thread in threads {
-        let one = thread.join().map_err(|_| anyhow!("a thread is gone"))?;
+        let one = thread.join().map_err(|_| anyhow!("a thread panicked"))?;
         all.answered += one.answered;
         all.failed += one.failed;
         all.duplicated += one.duplicated;
@@ -85,26 +85,26 @@ fn one_connection(
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     while start.elapsed() < time {
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         let sent: Vec<u8> = (*number..*number + PIPELINED)
             .flat_map(u64::to_be_bytes)
             .collect();
         stream.write_all(&sent)?;
         for _ in 0..PIPELINED {
-            let mut answer = [0; 16];
-            stream.read_exact(&mut answer)?;
-            let (back, times) = answer.split_at(8);
-            outcome.reordered += u64::from(back != number.to_be_bytes());
+            let mut response = [0; 16];
+            stream.read_exact(&mut response)?;
+            let (returned, times) = response.split_at(8);
+            outcome.reordered += u64::from(returned != number.to_be_bytes());
             outcome.duplicated += u64::from(times != 1_u64.to_be_bytes());
             outcome.answered += 1;
             *number += 1;
         }
-        outcome.longest = outcome.longest.max(asked.elapsed());
+        outcome.longest = outcome.longest.max(sent_at.elapsed());
     }
     Ok(())
 }
 
-/// Files and connections: alone for a time, and while another thread waits in `connect` for the same time.
+/// Measures files and connections: for some time alone, and for the same time while another thread blocks in `connect`.
 pub(super) fn beside(
     full: SocketAddr,
     folder: &Path,
@@ -125,7 +125,7 @@ pub(super) fn beside(
         }
     });
     let beside = work_until(folder, echoing, || done.load(Ordering::Acquire))?;
-    let waited = waiting.join().map_err(|_| anyhow!("a thread is gone"))??;
+    let waited = waiting.join().map_err(|_| anyhow!("a thread panicked"))??;
     Ok(Numbers::from([
         ("alone", alone),
         ("beside", beside),
@@ -146,7 +146,7 @@ fn work_until(folder: &Path, echoing: SocketAddr, ended: impl Fn() -> bool) -> R
     Ok(seconds)
 }
 
-/// A `connect` that waits, until its time is over.
+/// Blocks in `connect` until its timeout.
 fn wait_in_connect(full: SocketAddr, time: Duration) -> Result<Duration> {
     let socket = socket(
         AddressFamily::Inet,
@@ -158,7 +158,7 @@ fn wait_in_connect(full: SocketAddr, time: Duration) -> Result<Duration> {
     setsockopt(&socket, sockopt::SendTimeout, &limit)?;
     let start = Instant::now();
     let address = SockaddrStorage::from(full);
-    // That it fails is what it is for.
+    // It is expected to time out.
     let _ = connect(std::os::fd::AsRawFd::as_raw_fd(&socket), &address);
     Ok(start.elapsed())
 }

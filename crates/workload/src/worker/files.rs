@@ -1,4 +1,4 @@
-//! Files, as a program uses them.
+//! File operations, as programs use them.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -29,14 +29,14 @@ pub(super) fn open_read_close(folder: &Path, from: usize, count: usize) -> Resul
 }
 
 pub(super) fn metadata(folder: &Path, from: usize, count: usize) -> Result<Numbers> {
-    let look = |number: usize| {
+    let check_length = |number: usize| {
         let length = fs::metadata(small(folder, number))?.len();
         ensure!(length == SMALL as u64, "the file has {length} bytes");
         Ok(())
     };
-    let first = time_each(count, |number| look(from + number))?;
-    // All within a second of the first, unless each takes a round trip.
-    let again = time_each(count, |_| look(from + count - 1))?;
+    let first = time_each(count, |number| check_length(from + number))?;
+    // These follow the first within a second, unless each takes a round trip.
+    let again = time_each(count, |_| check_length(from + count - 1))?;
     Ok(Numbers::from([("first", first), ("again", again)]))
 }
 

@@ -1,8 +1,8 @@
-//! Many requests on many connections: how many are answered, by whom, and how long each takes.
+//! HTTP load: many requests on many connections. Measures the throughput and the latency, and checks who responds.
 //!
-//! Without a rate each connection sends its next request when the last is answered: as many as can be. With a rate each
-//! request has its moment, and one that has to wait for the one before has been waiting since then: an answer that comes
-//! late makes all requests late that should have been sent meanwhile, as it does for real clients.
+//! Without a rate, each connection sends its next request after the previous response: the maximum throughput. With a
+//! rate, each request has a due time, and its latency counts from then even if it is sent later. So a slow response also
+//! delays the requests that were due meanwhile, as it does for real clients (no coordinated omission).
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,31 +20,31 @@ use crate::http1::FROM;
 #[serde(deny_unknown_fields)]
 pub(super) struct Load {
     address: SocketAddr,
-    /// A header line that says whose the requests are.
+    /// A header line that identifies the requests.
     #[serde(default)]
     header: Option<String>,
     connections: usize,
     milliseconds: u64,
-    /// Requests per second on all connections. As many as can be, if it is not said.
+    /// Requests per second on all connections together; unlimited if not set.
     #[serde(default)]
     rate: Option<f64>,
-    /// After so many requests a client closes its connection, and makes another.
+    /// After so many requests a client closes its connection and opens another.
     #[serde(default)]
     requests_each: Option<usize>,
-    /// Who must answer.
+    /// The application that must respond.
     from: String,
 }
 
-/// What a connection has seen.
+/// The responses of one or more connections.
 #[derive(Debug, Default)]
-struct Seen {
-    /// Answers, by the second in which they were complete.
+struct LoadResult {
+    /// Responses, by the second in which they were complete.
     per_second: Vec<u64>,
-    /// How many took how long, in steps of a hundredth.
+    /// A histogram of latencies, in steps of one percent.
     times: Vec<u64>,
 }
 
-impl Seen {
+impl LoadResult {
     fn add(&mut self, at: Duration, time: Duration) {
         count(&mut self.per_second, at.as_secs() as usize, 1);
         let step = (time.as_nanos().max(1) as f64).ln() / STEP.ln();
@@ -52,35 +52,35 @@ impl Seen {
     }
 
     fn merge(&mut self, other: &Self) {
-        for (second, answers) in other.per_second.iter().enumerate() {
-            count(&mut self.per_second, second, *answers);
+        for (second, responses) in other.per_second.iter().enumerate() {
+            count(&mut self.per_second, second, *responses);
         }
-        for (step, answers) in other.times.iter().enumerate() {
-            count(&mut self.times, step, *answers);
+        for (step, responses) in other.times.iter().enumerate() {
+            count(&mut self.times, step, *responses);
         }
     }
 
-    /// The seconds within which this part of all answers came.
+    /// A quantile of the latencies, in seconds.
     fn time(&self, part: f64) -> f64 {
         let all: u64 = self.times.iter().sum();
-        let wanted = (all as f64 * part).ceil() as u64;
+        let rank = (all as f64 * part).ceil() as u64;
         let mut seen = 0;
-        let step = self.times.iter().position(|answers| {
-            seen += answers;
-            seen >= wanted
+        let step = self.times.iter().position(|responses| {
+            seen += responses;
+            seen >= rank
         });
         STEP.powf(step.unwrap_or_default() as f64 + 0.5) / 1e9
     }
 }
 
-/// From one step of times to the next.
+/// The ratio of one histogram bucket to the next.
 const STEP: f64 = 1.01;
 
-fn count(counts: &mut Vec<u64>, place: usize, more: u64) {
-    if counts.len() <= place {
-        counts.resize(place + 1, 0);
+fn count(counts: &mut Vec<u64>, index: usize, more: u64) {
+    if counts.len() <= index {
+        counts.resize(index + 1, 0);
     }
-    counts[place] += more;
+    counts[index] += more;
 }
 
 /// Runs a load to its end.
@@ -89,13 +89,13 @@ pub(super) fn load(load: &Load) -> Result<Numbers> {
         .enable_all()
         .build()?;
     let seen = runtime.block_on(run(load))?;
-    let answers: u64 = seen.per_second.iter().sum();
-    ensure!(answers > 0, "nothing was answered");
+    let responses: u64 = seen.per_second.iter().sum();
+    ensure!(responses > 0, "no request got a response");
     let seconds = load.milliseconds as f64 / 1e3;
     let whole_seconds = (load.milliseconds / 1000) as usize;
     let per_second = seen.per_second.iter().take(whole_seconds);
     Ok(Numbers::from([
-        ("all", vec![answers as f64 / seconds]),
+        ("all", vec![responses as f64 / seconds]),
         ("p50", vec![seen.time(0.5)]),
         ("p99", vec![seen.time(0.99)]),
         (
@@ -105,7 +105,7 @@ pub(super) fn load(load: &Load) -> Result<Numbers> {
     ]))
 }
 
-async fn run(load: &Load) -> Result<Seen> {
+async fn run(load: &Load) -> Result<LoadResult> {
     let start = Instant::now();
     let clients: Vec<_> = (0..load.connections)
         .map(|number| {
@@ -113,14 +113,14 @@ async fn run(load: &Load) -> Result<Seen> {
             tokio::task::spawn(async move { client(&load, number, start).await })
         })
         .collect();
-    let mut seen = Seen::default();
+    let mut seen = LoadResult::default();
     for client in clients {
         seen.merge(&client.await??);
     }
     Ok(seen)
 }
 
-async fn client(load: &Load, number: usize, start: Instant) -> Result<Seen> {
+async fn client(load: &Load, number: usize, start: Instant) -> Result<LoadResult> {
     let header = load
         .header
         .as_ref()
@@ -133,32 +133,34 @@ async fn client(load: &Load, number: usize, start: Instant) -> Result<Seen> {
     let every = load
         .rate
         .map(|rate| Duration::from_secs_f64(load.connections as f64 / rate));
-    let mut seen = Seen::default();
+    let mut seen = LoadResult::default();
     let mut connection = Connection::open(load.address).await?;
-    let mut moment = every.map(|every| every.mul_f64(number as f64 / load.connections as f64));
+    let mut next_due = every.map(|every| every.mul_f64(number as f64 / load.connections as f64));
     let mut sent = 0;
     while start.elapsed() < duration {
-        let mut asked = Instant::now();
-        if let (Some(due), Some(every)) = (moment, every) {
+        let mut due_at = Instant::now();
+        if let (Some(due), Some(every)) = (next_due, every) {
             if start.elapsed() < due {
-                // That the clock wakes us late is not the fault of what is measured.
+                // A late wake-up by the timer is not the fault of what is measured.
                 tokio::time::sleep_until((start + due).into()).await;
-                asked = Instant::now();
+                due_at = Instant::now();
             } else {
-                asked = start + due;
+                due_at = start + due;
             }
-            moment = Some(due + every);
+            next_due = Some(due + every);
         }
         if load
             .requests_each
-            .is_some_and(|most| sent % most == most - 1)
+            .is_some_and(|limit| sent % limit == limit - 1)
         {
             connection = Connection::open(load.address).await?;
         }
-        connection.ask(request.as_bytes(), &load.from).await?;
+        connection
+            .send_request(request.as_bytes(), &load.from)
+            .await?;
         sent += 1;
         let now = Instant::now();
-        seen.add(now - start, now - asked);
+        seen.add(now - start, now - due_at);
     }
     Ok(seen)
 }
@@ -179,8 +181,8 @@ impl Connection {
         })
     }
 
-    /// Sends a request, and reads its answer.
-    async fn ask(&mut self, request: &[u8], from: &str) -> Result<()> {
+    /// Sends a request and reads its response.
+    async fn send_request(&mut self, request: &[u8], from: &str) -> Result<()> {
         self.stream.write_all(request).await?;
         self.buffer.clear();
         let (head, length) = loop {
@@ -194,7 +196,7 @@ impl Connection {
         }
         let head = std::str::from_utf8(&self.buffer[..head])?;
         let name = header(head, FROM);
-        ensure!(name == Some(from), "{name:?} answered, not {from}: {head}");
+        ensure!(name == Some(from), "{name:?} responded, not {from}: {head}");
         Ok(())
     }
 
@@ -213,23 +215,23 @@ fn end_of_head(bytes: &[u8]) -> Option<usize> {
 
 fn content_length(head: &[u8]) -> Result<usize> {
     let head = std::str::from_utf8(head)?;
-    let length = header(head, "content-length").context("an answer has no length")?;
+    let length = header(head, "content-length").context("a response has no length")?;
     Ok(length.parse()?)
 }
 
-fn header<'a>(head: &'a str, wanted: &str) -> Option<&'a str> {
+fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().find_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case(wanted).then(|| value.trim())
+        let (found, value) = line.split_once(':')?;
+        found.eq_ignore_ascii_case(name).then(|| value.trim())
     })
 }
 
-/// Opens as many connections, makes a request on each, and keeps them.
+/// Opens connections, sends a request on each, and keeps them open.
 pub(super) fn hold_requests(
     address: SocketAddr,
     from: &str,
     count: usize,
-    held: &mut Vec<std::net::TcpStream>,
+    open_connections: &mut Vec<std::net::TcpStream>,
 ) -> Result<Numbers> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -238,8 +240,8 @@ pub(super) fn hold_requests(
         for _ in 0..count {
             let mut connection = Connection::open(address).await?;
             let request = format!("GET / HTTP/1.1\r\nHost: {address}\r\n\r\n");
-            connection.ask(request.as_bytes(), from).await?;
-            held.push(connection.stream.into_std()?);
+            connection.send_request(request.as_bytes(), from).await?;
+            open_connections.push(connection.stream.into_std()?);
         }
         Ok(Numbers::new())
     })

@@ -1,4 +1,4 @@
-//! What stays on this machine and must not be slowed down.
+//! Local operations, which a session must not slow down.
 
 use std::fs::{self, File};
 use std::io::{IoSlice, Read as _};
@@ -68,7 +68,7 @@ pub(super) fn messages(time: Duration) -> Result<Numbers> {
     }
     let seconds = start.elapsed().as_secs_f64();
     drop(sender);
-    reading.join().ok().context("the reader is gone")??;
+    reading.join().ok().context("the reader panicked")??;
     Ok(Numbers::from([(
         "per_second",
         vec![count as f64 / seconds],

@@ -1,31 +1,31 @@
-//! Minutes of requests by clients that come and go, past a session that does not want them, with a copy for another.
+//! Minutes of requests by clients that reconnect: not matched by a stealing session, and mirrored to another session.
 
 use anyhow::{Result, ensure};
 
 use super::site::Site;
-use crate::bench::load::{Load, Way};
-use crate::bench::server::{Manner, Mode};
+use crate::bench::load::{Load, Route};
+use crate::bench::server::{Mode, ServerBehavior};
 use crate::bench::{Extent, Row};
 
 /// How many seconds at the beginning and at the end are compared.
-const COMPARED: usize = 10;
-/// As fast as at the beginning, as far as can be told on a machine that does other things too.
-const AS_FAST: f64 = 0.9;
-/// Far fewer than the clients that came and went.
-const MOST_WAITING: f64 = 500.0;
+const COMPARED_SECONDS: usize = 10;
+/// As fast as at the beginning, with a tolerance for other work on the machine.
+const MIN_RATIO: f64 = 0.9;
+/// Far fewer than the connections of the load.
+const MAX_TIME_WAIT: f64 = 500.0;
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
-    let _stealing = site.session(Mode::Steal, Manner::Healthy)?;
-    let _copying = site.session(Mode::Mirror, Manner::Healthy)?;
+    let _stealing = site.session(Mode::Steal, ServerBehavior::Healthy)?;
+    let _copying = site.session(Mode::Mirror, ServerBehavior::Healthy)?;
     let seconds = if extent.quick { 30 } else { 300 };
-    let seen = Load::long(seconds * 1000).run(site, &Way::unmatched())?;
-    let waiting = site.waiting_sockets()?;
-    let each = seen.per_second;
-    ensure!(each.len() >= 2 * COMPARED, "too short to compare");
-    let mean = |seconds: &[f64]| seconds.iter().sum::<f64>() / COMPARED as f64;
+    let result = Load::long(seconds * 1000).run(site, &Route::unmatched())?;
+    let time_wait = site.waiting_sockets()?;
+    let each = result.per_second;
+    ensure!(each.len() >= 2 * COMPARED_SECONDS, "too short to compare");
+    let mean = |seconds: &[f64]| seconds.iter().sum::<f64>() / COMPARED_SECONDS as f64;
     let (first, last) = (
-        mean(&each[..COMPARED]),
-        mean(&each[each.len() - COMPARED..]),
+        mean(&each[..COMPARED_SECONDS]),
+        mean(&each[each.len() - COMPARED_SECONDS..]),
     );
     Ok(vec![
         Row::new(
@@ -34,7 +34,7 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
             "/s",
         )
         .baseline(first)
-        .ratio_at_least(AS_FAST),
-        Row::new("sockets in TIME_WAIT at the target", waiting as f64, "").at_most(MOST_WAITING),
+        .ratio_at_least(MIN_RATIO),
+        Row::new("sockets in TIME_WAIT at the target", time_wait as f64, "").at_most(MAX_TIME_WAIT),
     ])
 }

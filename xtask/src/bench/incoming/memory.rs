@@ -1,36 +1,36 @@
-//! What open connections take of the target's memory while nothing happens on them.
+//! The memory of the agent for open, idle connections.
 
 use anyhow::Result;
 use serde_json::json;
 
 use super::site::Site;
-use crate::bench::load::{Ground as _, Way};
-use crate::bench::server::{Manner, Mode};
+use crate::bench::load::{LoadSite as _, Route};
+use crate::bench::server::{Mode, ServerBehavior};
 use crate::bench::session::programs::memory;
 use crate::bench::{Extent, Row};
 
 const CONNECTIONS: usize = 1000;
-const MOST: f64 = 20.0;
+const MAX_MEMORY: f64 = 20.0;
 
 pub(super) fn rows(site: &mut Site, _: &Extent) -> Result<Vec<Row>> {
-    let _session = site.session(Mode::Steal, Manner::Healthy)?;
+    let _session = site.session(Mode::Steal, ServerBehavior::Healthy)?;
     let before = memory(site.agent_pid())?;
-    let way = Way::unmatched();
-    site.worker().ask(&json!({
+    let route = Route::unmatched();
+    site.worker().call(&json!({
         "do": "hold_requests",
-        "address": way.address(),
-        "from": way.from(),
+        "address": route.address(),
+        "from": route.from(),
         "count": CONNECTIONS,
     }))?;
-    let held = memory(site.agent_pid())?;
-    site.worker().ask(&json!({"do": "let_go"}))?;
+    let with_connections = memory(site.agent_pid())?;
+    site.worker().call(&json!({"do": "release"}))?;
     Ok(vec![
         Row::new(
             "memory of the agent, a session and 1,000 open connections (baseline: none open)",
-            held,
+            with_connections,
             "MiB",
         )
         .baseline(before)
-        .at_most(MOST),
+        .at_most(MAX_MEMORY),
     ])
 }

@@ -1,4 +1,4 @@
-//! Where incoming traffic is measured: clients and the developer on one side of the wire, the target on the other.
+//! The site where incoming traffic is measured: clients and the developer on one side of the wire, the target on the other.
 //!
 //! ```text
 //!   client 10.201.0.1                    the wire                   target 10.201.0.2
@@ -15,24 +15,24 @@ use std::time::Duration;
 use anyhow::Result;
 use lab::wire::{Conditions, Wire};
 
-use crate::bench::load::{Ground, Hop, Load, NOT_WANTED, WANTED, Way};
-use crate::bench::server::{Manner, Mode, Session};
+use crate::bench::load::{Hop, Load, LoadSite, MATCHED_HEADER, Route, UNMATCHED_HEADER};
+use crate::bench::server::{Mode, ServerBehavior, Session};
 use crate::bench::session::programs::{Program, Programs, Worker, processor_seconds};
-use crate::bench::session::site::{Folder, TARGET, join, network, within};
+use crate::bench::session::site::{Folder, TARGET, in_network, join, network};
 
-/// The application's port that sessions take, and where it listens once more.
+/// The application's port that sessions steal, and a second port without a session.
 const APPLICATION: u16 = 8080;
 const DIRECT: u16 = 8081;
 const PROXY: u16 = 8082;
 const RELAY: u16 = 8083;
-/// The port of the target that takes all that comes, and a relay in front of it.
+/// The port of the target's sink server, and of a relay in front of it.
 pub(super) const SINK: u16 = 7002;
 pub(super) const SINK_RELAY: u16 = 8093;
 
 const AGENT: u16 = 7100;
 const TOKEN: &str = "the token of the bench";
 
-/// The place. What was started in it ends with it, in this order.
+/// The site. What was started in it ends with it, in this order.
 #[derive(Debug)]
 pub(super) struct Site {
     programs: Programs,
@@ -55,11 +55,11 @@ impl Site {
         let wire = join(&client_network, &target_network)?;
         wire.set_both("client", "target", Conditions::delayed_by(Duration::ZERO))?;
         let workload = |role: &str| {
-            let mut command = within(&target_network);
+            let mut command = in_network(&target_network);
             command.arg(&programs.workload).arg(role);
             command
         };
-        let mut target = within(&target_network);
+        let mut target = in_network(&target_network);
         target
             .args(["unshare", "--mount", "--uts", "--"])
             .arg(&programs.workload)
@@ -80,7 +80,7 @@ impl Site {
         let (proxy, relay) = (hop("proxy", PROXY, DIRECT)?, hop("relay", RELAY, DIRECT)?);
         let sink_relay = hop("relay", SINK_RELAY, SINK)?;
         let agent = start_agent(programs, &target_network, &target)?;
-        let mut worker = within(&client_network);
+        let mut worker = in_network(&client_network);
         worker.arg(&programs.workload).arg("worker");
         let worker = Worker::start(worker)?;
         Ok(Self {
@@ -103,27 +103,39 @@ impl Site {
     }
 
     /// Starts a session for the application's port.
-    pub(super) fn session(&mut self, mode: Mode, manner: Manner) -> Result<Session> {
-        let session = self.start_session(mode, manner, APPLICATION)?;
-        let way = match mode {
-            Mode::Steal | Mode::StealAll => Way::stolen(),
-            Mode::Mirror => Way::unmatched(),
+    pub(super) fn session(&mut self, mode: Mode, behavior: ServerBehavior) -> Result<Session> {
+        let session = self.start_session(mode, behavior, APPLICATION)?;
+        let route = match mode {
+            Mode::Steal | Mode::StealAll => Route::stolen(),
+            Mode::Mirror => Route::unmatched(),
         };
-        session.wait_for_traffic(|| Load::touch().run(self, &way).map(drop))?;
+        session.wait_for_traffic(|| Load::touch().run(self, &route).map(drop))?;
         Ok(session)
     }
 
     /// Starts a session for a port of the target, and waits until the server listens.
-    pub(super) fn start_session(&self, mode: Mode, manner: Manner, port: u16) -> Result<Session> {
-        let mut command = within(&self.client_network);
+    pub(super) fn start_session(
+        &self,
+        mode: Mode,
+        behavior: ServerBehavior,
+        port: u16,
+    ) -> Result<Session> {
+        let mut command = in_network(&self.client_network);
         command
             .env("STANDIN_AGENT_TOKEN", TOKEN)
             .arg(&self.programs.standin)
             .args(["exec", "--agent", &format!("{TARGET}:{AGENT}")]);
-        Session::start(command, &self.programs, &self.folder.0, mode, manner, port)
+        Session::start(
+            command,
+            &self.programs,
+            &self.folder.0,
+            mode,
+            behavior,
+            port,
+        )
     }
 
-    /// Sockets of the target's network that wait for what may still be under way to them.
+    /// Sockets of the target's network in the state `TIME_WAIT`.
     pub(super) fn waiting_sockets(&self) -> Result<usize> {
         let mut count = 0;
         for table in ["tcp", "tcp6"] {
@@ -139,7 +151,7 @@ impl Site {
     }
 }
 
-impl Ground for Site {
+impl LoadSite for Site {
     fn worker(&mut self) -> &mut Worker {
         &mut self.worker
     }
@@ -156,7 +168,7 @@ impl Ground for Site {
 }
 
 fn start_agent(programs: &Programs, network: &Program, target: &Program) -> Result<Program> {
-    let mut command = within(network);
+    let mut command = in_network(network);
     command
         .env("STANDIN_AGENT_TOKEN", TOKEN)
         .arg(&programs.standind)
@@ -166,29 +178,29 @@ fn start_agent(programs: &Programs, network: &Program, target: &Program) -> Resu
     Ok(Program::start(command)?.0)
 }
 
-impl Way {
+impl Route {
     fn at(port: u16, header: &'static str, from: &'static str, hop: Hop) -> Self {
         Self::new(format!("{TARGET}:{port}"), header, from, hop)
     }
 
     pub(super) fn direct() -> Self {
-        Self::at(DIRECT, NOT_WANTED, "original", Hop::Nothing)
+        Self::at(DIRECT, UNMATCHED_HEADER, "original", Hop::Nothing)
     }
 
     pub(super) fn proxy() -> Self {
-        Self::at(PROXY, NOT_WANTED, "original", Hop::Proxy)
+        Self::at(PROXY, UNMATCHED_HEADER, "original", Hop::Proxy)
     }
 
     pub(super) fn relay() -> Self {
-        Self::at(RELAY, NOT_WANTED, "original", Hop::Relay)
+        Self::at(RELAY, UNMATCHED_HEADER, "original", Hop::Relay)
     }
 
-    /// Through a session that does not want it, or only a copy.
+    /// Through a session that does not match it, or that mirrors it.
     pub(super) fn unmatched() -> Self {
-        Self::at(APPLICATION, NOT_WANTED, "original", Hop::Agent)
+        Self::at(APPLICATION, UNMATCHED_HEADER, "original", Hop::Agent)
     }
 
     pub(super) fn stolen() -> Self {
-        Self::at(APPLICATION, WANTED, "developer", Hop::Agent)
+        Self::at(APPLICATION, MATCHED_HEADER, "developer", Hop::Agent)
     }
 }

@@ -1,19 +1,20 @@
-//! Requests that a session wants, which the developer's server answers.
+//! Stolen requests, which the developer's server serves.
 
 use anyhow::Result;
 
 use super::site::Site;
-use crate::bench::load::{CONNECTIONS, Load, Way, processor, requests, times};
-use crate::bench::server::{Manner, Mode};
+use crate::bench::load::{CONNECTIONS, Load, Route, processor, requests, times};
+use crate::bench::server::{Mode, ServerBehavior};
 use crate::bench::{Extent, Row};
 
-/// What may be added to what a proxy needs, in microseconds.
+/// The allowed overhead compared with a proxy, in microseconds.
 const ADDED: (f64, f64) = (400.0, 3000.0);
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
-    let _session = site.session(Mode::Steal, Manner::Healthy)?;
-    let ways = || [Way::direct(), Way::proxy(), Way::stolen()];
-    let [direct, proxy, stolen] = Load::full(CONNECTIONS, extent).compare(site, extent, &ways())?;
+    let _session = site.session(Mode::Steal, ServerBehavior::Healthy)?;
+    let routes = || [Route::direct(), Route::proxy(), Route::stolen()];
+    let [direct, proxy, stolen] =
+        Load::full(CONNECTIONS, extent).compare(site, extent, &routes())?;
     let name = "stolen, 64 connections";
     let mut rows = vec![
         requests(format!("{name} (baseline: proxy)"), &stolen, &proxy).ratio_at_least(0.35),
@@ -29,7 +30,7 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
             &proxy,
         ),
     ];
-    let [direct, proxy, stolen] = Load::light(extent).compare(site, extent, &ways())?;
+    let [direct, proxy, stolen] = Load::light(extent).compare(site, extent, &routes())?;
     let [p50, p99] = times("stolen, light load (baseline: proxy)", &stolen, &proxy);
     rows.push(p50.at_most_more_than_baseline(ADDED.0));
     rows.push(p99.at_most_more_than_baseline(ADDED.1));
@@ -38,8 +39,8 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
         &proxy,
         &direct,
     ));
-    let ways = [Way::direct(), Way::stolen()];
-    let [direct, stolen] = Load::full(1, extent).compare(site, extent, &ways)?;
+    let routes = [Route::direct(), Route::stolen()];
+    let [direct, stolen] = Load::full(1, extent).compare(site, extent, &routes)?;
     let [p50, p99] = times(
         "stolen, one connection (baseline: direct)",
         &stolen,

@@ -1,4 +1,4 @@
-//! `kubectl port-forward`, the way that everybody knows from a developer's machine into a cluster.
+//! `kubectl port-forward`, as a baseline for the path from a developer's machine into a cluster.
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result};
 
 use super::site::{NAMESPACE, Site};
-use crate::bench::load::{Ground, Hop, NOT_WANTED, Way};
+use crate::bench::load::{Hop, LoadSite, Route, UNMATCHED_HEADER};
 use crate::bench::session::programs::{Program, Worker};
 
-/// It ends when this is dropped.
+/// The port forwarding ends when this is dropped.
 pub(super) struct Forward {
     address: String,
     worker: Worker,
@@ -17,7 +17,7 @@ pub(super) struct Forward {
 }
 
 impl Forward {
-    /// To a port of a pod, Service or workload.
+    /// Forwards to a port of a pod, Service or workload.
     pub(super) fn start(site: &Site, to: &str, port: u16) -> Result<Self> {
         let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut kubectl = site.client()?.kubectl();
@@ -35,18 +35,23 @@ impl Forward {
         })
     }
 
-    /// Where it listens on this machine.
+    /// Its address on this machine.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
 
-    /// To the application.
-    pub(super) fn way(&self) -> Way {
-        Way::new(self.address.clone(), NOT_WANTED, "original", Hop::Nothing)
+    /// The route to the application.
+    pub(super) fn route(&self) -> Route {
+        Route::new(
+            self.address.clone(),
+            UNMATCHED_HEADER,
+            "original",
+            Hop::Nothing,
+        )
     }
 }
 
-impl Ground for Forward {
+impl LoadSite for Forward {
     /// On the developer's machine, in no session.
     fn worker(&mut self) -> &mut Worker {
         &mut self.worker

@@ -1,4 +1,4 @@
-//! What a session takes while nothing happens: in the pod and on the developer's machine.
+//! The memory of an idle session: in the pod and on the developer's machine.
 
 use std::fs;
 
@@ -11,8 +11,8 @@ use crate::bench::{Extent, Row};
 
 pub(super) fn rows(site: &mut Site, _: &Extent) -> Result<Vec<Row>> {
     let mut inside = site.session_worker()?;
-    // The answer comes when the session is there.
-    inside.ask(&json!({"do": "let_go"}))?;
+    // The response arrives when the session is ready.
+    inside.call(&json!({"do": "release"}))?;
     Ok(vec![
         Row::new("memory of the agent, idle", memory(agent(site)?)?, "MiB").at_most(12.0),
         Row::new(
@@ -24,7 +24,7 @@ pub(super) fn rows(site: &mut Site, _: &Extent) -> Result<Vec<Row>> {
     ])
 }
 
-/// The first process of the agent: it is nobody's child that is one, too.
+/// The first process of the agent: the one whose parent is no agent process.
 fn agent(site: &Site) -> Result<u32> {
     let agents = site.processes("agent")?;
     let parent = |pid: u32| -> Option<u32> {

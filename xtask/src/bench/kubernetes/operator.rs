@@ -1,4 +1,4 @@
-//! An operator, installed by its chart as users do it, with agents that wait on nodes.
+//! An operator with node agents, installed with its chart like users do.
 
 use anyhow::Result;
 use lab::Client;
@@ -8,7 +8,7 @@ use crate::operator;
 
 const NAMESPACE: &str = "mirrord";
 
-/// It goes with the lab.
+/// It is removed with the lab.
 #[derive(Debug)]
 pub(super) struct Operator {
     client: Client,
@@ -24,7 +24,7 @@ impl Operator {
         })
     }
 
-    /// Waits until the API server knows that it is there.
+    /// Waits until the API server considers it available.
     pub(super) fn wait(&self) -> Result<()> {
         operator::wait(&self.client)
     }

@@ -1,21 +1,21 @@
-//! Everybody else's requests, while a session wants others or gets copies: in the first minute of load and in the fifth.
+//! Requests that a session does not match or that it mirrors: in the first minute of load and in the fifth.
 
 use anyhow::Result;
 
-use super::site::{Site, Through};
+use super::site::{AccessPath, Site};
 use crate::bench::load::{Load, requests};
 use crate::bench::server::Mode;
 use crate::bench::{Extent, Row};
 
 const CONNECTIONS: usize = 64;
-/// As fast as in the first minute, as far as can be told on a machine that does other things too.
-const NO_DECAY: f64 = 0.9;
+/// As fast as in the first minute, with a tolerance for other work on the machine.
+const MIN_RATIO: f64 = 0.9;
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     let seconds: u64 = if extent.quick { 4 } else { 60 };
     let mut rows = Vec::new();
     for (mode, name) in [(Mode::Steal, "not matched"), (Mode::Mirror, "mirrored")] {
-        let _session = site.session(mode, Through::OwnRights)?;
+        let _session = site.session(mode, AccessPath::OwnRights)?;
         let load = Load::lasting(CONNECTIONS, seconds * 1000);
         let before = load.run(site, &site.direct())?;
         let mut minutes = Vec::new();
@@ -49,7 +49,7 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
                 fifth,
                 first,
             )
-            .ratio_at_least(NO_DECAY),
+            .ratio_at_least(MIN_RATIO),
         );
     }
     Ok(rows)

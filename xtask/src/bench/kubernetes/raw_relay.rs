@@ -1,7 +1,7 @@
-//! The way of a session through an operator, without us: a plain relay at the agent's place, one at the operator's, one
-//! WebSocket through the same API server, and a plain end of it on the developer's machine.
+//! The path of a session through an operator, without Standin: a plain relay instead of the agent, one instead of the
+//! operator, one WebSocket through the same API server, and its plain end on the developer's machine.
 //!
-//! Nothing is encrypted from end to end, nothing can be resumed, and nobody looks at a request. So it is what the way costs.
+//! Nothing is encrypted end to end, resumed or parsed. So this is the cost of the path alone.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -9,19 +9,19 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use super::site::{NAMESPACE, Site};
-use crate::bench::load::{Hop, WANTED, Way};
+use crate::bench::load::{Hop, MATCHED_HEADER, Route};
 use crate::bench::session::programs::Program;
 
-/// What the baseline is, for whoever reads the rows.
-pub(super) const DESCRIPTION: &str = "the plain relays: load -> TCP relay at the agent's place -> relay at the operator's place -> one WebSocket through \
+/// A description of the baseline, for readers of the rows.
+pub(super) const DESCRIPTION: &str = "the plain relays: load -> TCP relay instead of the agent -> relay instead of the operator -> one WebSocket through \
      the same API server -> the developer's server; no TLS from end to end, no HTTP/2, nothing that resumes";
 
 const MANIFESTS: &str = include_str!("carrier.yaml");
 const API_SERVICE: &str = "apiservice/v1.relay.bench";
-/// Where the carrier takes connections, and the relay in front of it in the network of the node.
+/// The carrier's port, and the address of the relay in front of it in the network of the node.
 const CARRIER: u16 = 9000;
 const NEAR: &str = "127.0.0.1:9100";
-/// As many as the largest load has, and some that are about to end.
+/// As many as the largest load has, and some that are closing.
 const CONNECTIONS: usize = 160;
 
 #[derive(Debug)]
@@ -67,11 +67,11 @@ impl RawRelay {
         })
     }
 
-    pub(super) fn way(&self) -> Way {
-        Way::new(NEAR.to_owned(), WANTED, "developer", Hop::Nothing)
+    pub(super) fn route(&self) -> Route {
+        Route::new(NEAR.to_owned(), MATCHED_HEADER, "developer", Hop::Nothing)
     }
 
-    /// An API that nobody serves would be in everybody's way.
+    /// Removes the API: one without a server would slow down API discovery.
     pub(super) fn end(self, site: &Site) -> Result<()> {
         site.kubectl(&[
             "delete",

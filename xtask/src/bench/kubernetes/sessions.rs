@@ -1,6 +1,5 @@
-//! Many sessions at once, by simulated clients, through the real API server: what they cost the operator while nothing
-//! happens, how long the next one takes to begin, and whether all of them outlive the time that the API server gives to a
-//! request.
+//! Many sessions at once, by simulated clients, through the real API server: what they cost the operator while
+//! idle, how long the next one takes to start, and whether all of them outlive the API server's request timeout.
 
 use std::process::Command;
 use std::thread;
@@ -15,16 +14,16 @@ use crate::bench::session::programs::{Worker, memory, processor_seconds};
 use crate::bench::session::{median, ninety_fifth};
 use crate::bench::{Extent, Row};
 
-/// So many begin at the same time, before they are counted.
+/// So many start in parallel, before start times are measured.
 const AT_ONCE: usize = 8;
-/// So many begin one after the other, each beside all that are there.
+/// So many start in sequence, while all others are open.
 const STARTS: usize = 40;
-/// How long the API server lets a request take that it does not know to be a long one.
+/// The API server's timeout for requests that it does not treat as long-running.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long idle sessions are looked at: several times whatever they do by the clock.
+/// How long idle sessions are measured: several times the interval of their periodic work.
 const IDLE: Duration = Duration::from_secs(60);
 const IDLE_QUICK: Duration = Duration::from_secs(30);
-const LOOKS: usize = 15;
+const LATENCY_SAMPLES: usize = 15;
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     site.operator()?;
@@ -42,11 +41,11 @@ fn measure(site: &Site, extent: &Extent) -> Result<Vec<Row>> {
         (300, STARTS)
     };
     let idle = if extent.quick { IDLE_QUICK } else { IDLE };
-    let nobody = Usage::during(site, idle / 2)?;
+    let without_sessions = Usage::during(site, idle / 2)?;
     let latency_before = latency(site)?;
     let mut clients = clients(site)?;
-    clients.ask(&json!({"do": "open", "count": count - starts, "at_once": AT_ONCE}))?;
-    let began = clients.measure(
+    clients.call(&json!({"do": "open", "count": count - starts, "at_once": AT_ONCE}))?;
+    let start_times = clients.measure(
         &json!({"do": "open", "count": starts, "at_once": 1}),
         "seconds",
     )?;
@@ -55,8 +54,8 @@ fn measure(site: &Site, extent: &Extent) -> Result<Vec<Row>> {
     let latency_with = latency(site)?;
     // Half as long again as the API server would have waited.
     thread::sleep((REQUEST_TIMEOUT * 3 / 2).saturating_sub(youngest.elapsed()));
-    let cut = clients.measure(&json!({"do": "look"}), "cut")?;
-    clients.ask(&json!({"do": "close"}))?;
+    let cut = clients.measure(&json!({"do": "status"}), "cut")?;
+    clients.call(&json!({"do": "close"}))?;
     let all = format!("{count} idle sessions");
     let seconds = REQUEST_TIMEOUT.as_secs();
     Ok(vec![
@@ -65,24 +64,24 @@ fn measure(site: &Site, extent: &Extent) -> Result<Vec<Row>> {
             many.memory,
             "MiB",
         )
-        .baseline(nobody.memory)
+        .baseline(without_sessions.memory)
         .at_most(200.0),
         Row::new(
             format!("operator, {all}: of a core, all replicas (baseline: with none)"),
             many.processor,
             "%",
         )
-        .baseline(nobody.processor)
+        .baseline(without_sessions.processor)
         .at_most(10.0),
         Row::new(
             format!("agent on the node, {all}: memory (baseline: with none)"),
             many.agent_memory,
             "MiB",
         )
-        .baseline(nobody.agent_memory),
+        .baseline(without_sessions.agent_memory),
         Row::new(
-            format!("session start, with more than {} there, p95", count - starts),
-            ninety_fifth(began),
+            format!("session start, with more than {} open, p95", count - starts),
+            ninety_fifth(start_times),
             "s",
         )
         .at_most(2.0),
@@ -102,7 +101,7 @@ fn measure(site: &Site, extent: &Extent) -> Result<Vec<Row>> {
     ])
 }
 
-/// What the operator takes.
+/// The resource usage of the operator.
 struct Usage {
     /// In MiB.
     memory: f64,
@@ -129,10 +128,10 @@ impl Usage {
     }
 }
 
-/// Seconds until somebody who looks at something else sees it.
+/// The latency of the API server for other clients, in seconds.
 fn latency(site: &Site) -> Result<f64> {
     let mut seconds = Vec::new();
-    for _ in 0..LOOKS {
+    for _ in 0..LATENCY_SAMPLES {
         let start = Instant::now();
         site.kubectl(&["get", "pods"])?;
         seconds.push(start.elapsed().as_secs_f64());

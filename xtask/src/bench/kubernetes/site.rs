@@ -10,24 +10,24 @@ use lab::{Client, Cluster, Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 use super::operator::Operator;
 use crate::bench::Extent;
 use crate::bench::images::ImagePrograms;
-use crate::bench::load::{Ground, Hop, Load, NOT_WANTED, WANTED, Way};
-use crate::bench::server::{Manner, Mode, Session};
+use crate::bench::load::{Hop, Load, LoadSite, MATCHED_HEADER, Route, UNMATCHED_HEADER};
+use crate::bench::server::{Mode, ServerBehavior, Session};
 use crate::bench::session::programs::{Programs, Worker, log, log_path};
 use crate::bench::session::site::Folder;
 
 pub(super) const NAMESPACE: &str = "bench";
-/// What is stood in for.
+/// The target of sessions.
 pub(super) const TARGET: &str = "deployment/application";
 const MANIFESTS: &str = include_str!("site.yaml");
 
-/// The application's port that sessions take, and where it listens once more.
+/// The application's port that sessions steal, and a second port without a session.
 const APPLICATION: u16 = 8080;
 pub(super) const DIRECT: u16 = 8081;
 
-/// Services with a name of their own, each of which is asked for once.
+/// Services whose DNS names are each resolved for the first time.
 const NAMES: usize = 40;
 
-/// The place. What was started in it ends with it.
+/// The site. What was started in it ends with it.
 #[derive(Debug)]
 pub(super) struct Site {
     programs: Programs,
@@ -37,15 +37,15 @@ pub(super) struct Site {
     application: String,
     /// The address of the Service of the servers.
     servers: String,
-    /// Set when it is there.
+    /// Set when it is installed.
     operator: Option<Operator>,
     lab: Lab,
 }
 
-/// Who begins sessions.
+/// How sessions access the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Through {
-    /// The user, with what the user may do.
+pub(super) enum AccessPath {
+    /// With the user's own Kubernetes permissions.
     OwnRights,
     Operator,
 }
@@ -53,7 +53,7 @@ pub(super) enum Through {
 impl Site {
     pub(super) fn build(programs: Programs, extent: &Extent) -> Result<Self> {
         let folder = Folder::new()?;
-        // What was said in the run before is of no use any more.
+        // Discards the log of the previous run.
         File::create(log_path()?)?;
         let (paths, progress) = (Paths::from_environment(), Progress::to_stderr());
         let name = format!("bench-{}", process::id());
@@ -112,7 +112,7 @@ impl Site {
         first(&self.lab)
     }
 
-    /// The operator, which is installed when it is first asked for.
+    /// The operator, which is installed at the first call.
     pub(super) fn operator(&mut self) -> Result<&Operator> {
         if self.operator.is_none() {
             self.operator = Some(Operator::install(&self.client()?)?);
@@ -120,7 +120,7 @@ impl Site {
         self.operator.as_ref().context("there is no operator")
     }
 
-    /// The processes of the lab that run our program for services in a role.
+    /// The processes of the lab that run `standind` in a role.
     pub(super) fn processes(&self, role: &str) -> Result<Vec<u32>> {
         let has_role = |pid: &u32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -144,7 +144,7 @@ impl Site {
         Ok(first(&self.lab)?.client())
     }
 
-    /// Runs `kubectl` in the namespace, and answers what it printed.
+    /// Runs `kubectl` in the namespace, and returns its output.
     pub(super) fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         kubectl(&self.client()?, arguments)
     }
@@ -154,13 +154,13 @@ impl Site {
         format!("{}:{port}", self.servers)
     }
 
-    /// Names that are to be resolved, of which nobody has asked for one yet.
+    /// DNS names that have not been resolved yet.
     pub(super) fn names() -> Vec<String> {
         (0..NAMES).map(|number| format!("name-{number}")).collect()
     }
 
     /// `standin exec` for the application.
-    pub(super) fn exec(&self, through: Through) -> Result<Command> {
+    pub(super) fn exec(&self, access: AccessPath) -> Result<Command> {
         let client = self.client()?;
         let mut command = Command::new(&self.programs.standin);
         if let Some(kubeconfig) = client.kubeconfig() {
@@ -170,11 +170,11 @@ impl Site {
         for variable in ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"] {
             command.env_remove(variable);
         }
-        match through {
-            Through::OwnRights => command
+        match access {
+            AccessPath::OwnRights => command
                 .env("STANDIN_OPERATOR", "false")
                 .env("STANDIN_AGENT_IMAGE", standind::REFERENCE),
-            Through::Operator => command.env("STANDIN_OPERATOR", "true"),
+            AccessPath::Operator => command.env("STANDIN_OPERATOR", "true"),
         };
         command
             .env("STANDIN_KUBE_CONTEXT", client.name())
@@ -184,52 +184,52 @@ impl Site {
         Ok(command)
     }
 
-    /// A session with a server that gets traffic of the application's port.
-    pub(super) fn session(&mut self, mode: Mode, through: Through) -> Result<Session> {
+    /// A session with a server that receives traffic of the application's port.
+    pub(super) fn session(&mut self, mode: Mode, access: AccessPath) -> Result<Session> {
         let session = Session::start(
-            self.exec(through)?,
+            self.exec(access)?,
             &self.programs,
             &self.folder.0,
             mode,
-            Manner::Healthy,
+            ServerBehavior::Healthy,
             APPLICATION,
         )?;
-        let way = match mode {
+        let route = match mode {
             Mode::Steal | Mode::StealAll => self.stolen(),
             Mode::Mirror => self.passing(),
         };
-        session.wait_for_traffic(|| Load::touch().run(self, &way).map(drop))?;
+        session.wait_for_traffic(|| Load::touch().run(self, &route).map(drop))?;
         Ok(session)
     }
 
     /// A worker in a session.
     pub(super) fn session_worker(&self) -> Result<Worker> {
-        let mut command = self.exec(Through::OwnRights)?;
+        let mut command = self.exec(AccessPath::OwnRights)?;
         command.arg("--").arg(&self.programs.workload).arg("worker");
         Worker::start(command)
     }
 
-    /// To the application, past everything.
-    pub(super) fn direct(&self) -> Way {
-        self.way(DIRECT, NOT_WANTED, "original")
+    /// The route to the application without a session.
+    pub(super) fn direct(&self) -> Route {
+        self.route(DIRECT, UNMATCHED_HEADER, "original")
     }
 
-    /// To the application, through a session that does not want it, or only a copy.
-    pub(super) fn passing(&self) -> Way {
-        self.way(APPLICATION, NOT_WANTED, "original")
+    /// The route to the application through a session that does not match it, or that mirrors it.
+    pub(super) fn passing(&self) -> Route {
+        self.route(APPLICATION, UNMATCHED_HEADER, "original")
     }
 
-    pub(super) fn stolen(&self) -> Way {
-        self.way(APPLICATION, WANTED, "developer")
+    pub(super) fn stolen(&self) -> Route {
+        self.route(APPLICATION, MATCHED_HEADER, "developer")
     }
 
-    fn way(&self, port: u16, header: &'static str, from: &'static str) -> Way {
+    fn route(&self, port: u16, header: &'static str, from: &'static str) -> Route {
         let address = format!("{}:{port}", self.application);
-        Way::new(address, header, from, Hop::Nothing)
+        Route::new(address, header, from, Hop::Nothing)
     }
 }
 
-impl Ground for Site {
+impl LoadSite for Site {
     fn worker(&mut self) -> &mut Worker {
         &mut self.worker
     }

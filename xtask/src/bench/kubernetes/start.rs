@@ -1,21 +1,21 @@
-//! The time from a command to a session, beside the time of a pod that does nothing.
+//! The time to start a session, compared with the time to start a pause pod.
 
 use std::process::Stdio;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use super::site::{Site, Through};
+use super::site::{AccessPath, Site};
 use crate::bench::session::{median, ninety_fifth};
 use crate::bench::{Extent, Row};
 
 /// Each session leaves the entry of its ended container in the pod.
 const ROUNDS: usize = 9;
-/// Enough that one in twenty means something.
+/// Enough for a 95th percentile.
 const ROUNDS_WITH_OPERATOR: usize = 40;
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
-    let (sessions, pods) = measure(site, extent.rounds(ROUNDS).max(3), Through::OwnRights)?;
+    let (sessions, pods) = measure(site, extent.rounds(ROUNDS).max(3), AccessPath::OwnRights)?;
     let name = "`exec -- true`, no operator (baseline: a pause pod until it is ready)";
     Ok(vec![
         Row::new(name, median(sessions), "s")
@@ -24,7 +24,7 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     ])
 }
 
-/// With an operator whose agents wait on nodes.
+/// With an operator that has node agents.
 pub(super) fn rows_with_operator(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     site.operator()?;
     let rounds = if extent.quick {
@@ -32,7 +32,7 @@ pub(super) fn rows_with_operator(site: &mut Site, extent: &Extent) -> Result<Vec
     } else {
         ROUNDS_WITH_OPERATOR
     };
-    let (sessions, pods) = measure(site, rounds, Through::Operator)?;
+    let (sessions, pods) = measure(site, rounds, AccessPath::Operator)?;
     let name = "`exec -- true`, operator, agent on the node";
     let pod = median(pods);
     Ok(vec![
@@ -54,21 +54,21 @@ pub(super) fn rows_with_operator(site: &mut Site, extent: &Extent) -> Result<Vec
 }
 
 /// Seconds of sessions and of pods, in turn.
-fn measure(site: &Site, rounds: usize, through: Through) -> Result<(Vec<f64>, Vec<f64>)> {
-    // Whatever is done first pays for all that is set up then.
+fn measure(site: &Site, rounds: usize, access: AccessPath) -> Result<(Vec<f64>, Vec<f64>)> {
+    // The first of each pays for one-time setup.
     pause_pod(site, "pause-first")?;
-    session(site, through)?;
+    session(site, access)?;
     let (mut sessions, mut pods) = (Vec::new(), Vec::new());
     for round in 0..rounds {
         pods.push(pause_pod(site, &format!("pause-{round}"))?);
-        sessions.push(session(site, through)?);
+        sessions.push(session(site, access)?);
     }
     Ok((sessions, pods))
 }
 
-/// How long a session takes that does nothing.
-fn session(site: &Site, through: Through) -> Result<f64> {
-    let mut command = site.exec(through)?;
+/// The duration of a session that does nothing.
+fn session(site: &Site, access: AccessPath) -> Result<f64> {
+    let mut command = site.exec(access)?;
     command.args(["--", "true"]).stdout(Stdio::null());
     let start = Instant::now();
     let status = command.status()?;
@@ -77,7 +77,7 @@ fn session(site: &Site, through: Through) -> Result<f64> {
     Ok(seconds)
 }
 
-/// How long a pod takes that does nothing.
+/// The time until a pause pod is ready.
 fn pause_pod(site: &Site, name: &str) -> Result<f64> {
     let pod = format!("pod/{name}");
     let image = format!("--image={}", lab::image::recipes::SANDBOX);

@@ -1,29 +1,29 @@
-//! Requests that the developer's server answers, in place of the pod.
+//! Stolen requests, which the developer's server serves instead of the pod.
 
 use anyhow::Result;
 
 use super::forward::Forward;
 use super::raw_relay::{self, RawRelay};
-use super::site::{DIRECT, Site, TARGET, Through};
+use super::site::{AccessPath, DIRECT, Site, TARGET};
 use crate::bench::load::{Load, requests, times};
 use crate::bench::server::Mode;
 use crate::bench::{Extent, Row};
 
-/// What a session does with the traffic, in words.
+/// The modes of a session, and their descriptions.
 const MODES: [(Mode, &str); 2] = [(Mode::Steal, "by header"), (Mode::StealAll, "all of it")];
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (mode, how) in MODES {
-        let _session = site.session(mode, Through::OwnRights)?;
-        let ways = [site.direct(), site.stolen()];
+        let _session = site.session(mode, AccessPath::OwnRights)?;
+        let routes = [site.direct(), site.stolen()];
         for connections in [16, 64] {
             let load = Load::full(connections, extent);
-            let [direct, stolen] = load.compare(site, extent, &ways)?;
+            let [direct, stolen] = load.compare(site, extent, &routes)?;
             let name = format!("stolen {how}, {connections} connections (baseline: the pod)");
             rows.push(requests(name, &stolen, &direct).ratio_at_least(0.25));
         }
-        let [direct, stolen] = Load::full(1, extent).compare(site, extent, &ways)?;
+        let [direct, stolen] = Load::full(1, extent).compare(site, extent, &routes)?;
         let name = format!("stolen {how}, one connection (baseline: the pod)");
         let [p50, p99] = times(&name, &stolen, &direct);
         rows.push(p50.ratio_at_most(6.0));
@@ -33,37 +33,37 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The way that everybody knows from a developer's machine to a pod, to compare: API server, kubelet and container runtime.
-/// Sessions go past the last two where the API server reaches pods.
+/// `kubectl port-forward` as a comparison: it goes through API server, kubelet and container runtime. Sessions bypass the
+/// last two where the API server reaches pods.
 fn forwarded(site: &mut Site, extent: &Extent) -> Result<[Row; 2]> {
     let load = Load::full(1, extent);
     let mut forward = Forward::start(site, TARGET, DIRECT)?;
-    let way = forward.way();
-    let [through] = load.compare(&mut forward, extent, &[way])?;
-    let way = site.direct();
-    let [direct] = load.compare(site, extent, &[way])?;
+    let route = forward.route();
+    let [port_forward] = load.compare(&mut forward, extent, &[route])?;
+    let route = site.direct();
+    let [direct] = load.compare(site, extent, &[route])?;
     let name = "not stolen, `kubectl port-forward`, one connection (baseline: the pod)";
-    Ok(times(name, &through, &direct))
+    Ok(times(name, &port_forward, &direct))
 }
 
-/// Through an operator, beside a relay that does nothing but carry bytes the same way.
+/// Through an operator, compared with plain relays on the same path.
 pub(super) fn rows_with_operator(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     site.operator()?;
     let relay = RawRelay::start(site)?;
     eprintln!("{}", raw_relay::DESCRIPTION);
     let mut rows = Vec::new();
     for (mode, how) in MODES {
-        let _session = site.session(mode, Through::Operator)?;
-        let ways = [relay.way(), site.stolen()];
+        let _session = site.session(mode, AccessPath::Operator)?;
+        let routes = [relay.route(), site.stolen()];
         for connections in [16, 64] {
             let load = Load::full(connections, extent);
-            let [raw, stolen] = load.compare(site, extent, &ways)?;
+            let [raw, stolen] = load.compare(site, extent, &routes)?;
             let name = format!(
                 "stolen {how}, operator, {connections} connections (baseline: plain relays, one WebSocket)"
             );
             rows.push(requests(name, &stolen, &raw).ratio_at_least(0.6));
         }
-        let [raw, stolen] = Load::full(1, extent).compare(site, extent, &ways)?;
+        let [raw, stolen] = Load::full(1, extent).compare(site, extent, &routes)?;
         let name = format!("stolen {how}, operator, one connection (baseline: the same)");
         rows.extend(times(&name, &stolen, &raw));
     }

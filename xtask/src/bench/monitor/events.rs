@@ -1,4 +1,4 @@
-//! What an event costs the data path.
+//! The cost of an event for the data path.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use super::super::session::programs::Programs;
 use super::{Extent, Row};
 use crate::process;
 
-/// At least as many as the median needs to stand still.
+/// Enough for a stable median.
 const TURNS: usize = 25;
 const ROUNDS: usize = 2000;
 
@@ -18,19 +18,20 @@ const ROUNDS: usize = 2000;
 #[derive(Debug, Deserialize)]
 struct Costs {
     off: Vec<f64>,
-    unheard: Vec<f64>,
-    heard: Vec<f64>,
+    unsubscribed: Vec<f64>,
+    subscribed: Vec<f64>,
 }
 
 pub(super) fn rows(programs: &mut Programs, extent: &Extent) -> Result<Vec<Row>> {
     let turns = extent.rounds(TURNS).to_string();
     let rounds = ROUNDS.to_string();
-    let said = process::output(
+    let output = process::output(
         Command::new(&programs.workload).args(["monitor", "--turns", &turns, "--rounds", &rounds]),
     )?;
-    let costs: Costs = serde_json::from_str(&said).context("the workload said something else")?;
-    let mut rows = cost("nobody listens", &costs.unheard, &costs.off, 1.0);
-    rows.extend(cost("one listens", &costs.heard, &costs.off, 8.0));
+    let costs: Costs =
+        serde_json::from_str(&output).context("the workload printed something else")?;
+    let mut rows = cost("no subscriber", &costs.unsubscribed, &costs.off, 1.0);
+    rows.extend(cost("one subscriber", &costs.subscribed, &costs.off, 8.0));
     Ok(rows)
 }
 
@@ -66,7 +67,7 @@ mod tests {
 
     #[test]
     fn pairs_are_compared_with_one_another() {
-        // A slow moment that hit both of a pair is no cost.
+        // A slow moment of both values of a pair is no cost.
         let without: Vec<f64> = (0..10).map(|turn| f64::from(turn) * 100.0).collect();
         let with: Vec<f64> = without.iter().map(|cost| cost + 0.5).collect();
         let rows = cost("x", &with, &without, 1.0);

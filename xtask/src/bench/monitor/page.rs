@@ -1,4 +1,4 @@
-//! The page: how large it is, and how soon it is there.
+//! The page: its size, and its time to the first paint.
 
 use std::fs;
 use std::path::Path;
@@ -22,13 +22,13 @@ pub(super) fn rows(programs: &mut Programs, extent: &Extent) -> Result<Vec<Row>>
     let folder = tempfile::tempdir()?;
     let ui = Ui::start(programs, folder.path())?;
     let rounds = extent.rounds(ROUNDS).to_string();
-    let said = process::output(
+    let output = process::output(
         Command::new(node::program()?)
             .args(["bench/paint.mjs", &ui.address, &rounds])
             .current_dir(root.join(web::FOLDER)),
     )?;
     let paints: Vec<f64> =
-        serde_json::from_str(&said).context("the browser said something else")?;
+        serde_json::from_str(&output).context("the browser script printed something else")?;
     Ok(vec![
         Row::new("first paint in a new browser", median(paints), "ms").at_most(1000.0),
         Row::new("the page, compressed", size / KIBIBYTE, "KiB").at_most(300.0),

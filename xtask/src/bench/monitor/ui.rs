@@ -1,4 +1,4 @@
-//! What `standin ui` takes when it follows many sessions.
+//! The memory of `standin ui` when it follows many sessions.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -13,17 +13,17 @@ use super::{Extent, Row};
 use crate::process;
 
 const SESSIONS: usize = 20;
-/// So many events of each session are a session that does something.
+/// A session with so many events is busy.
 const EVENTS: u64 = 200;
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Asks for files that are not there, each of which is an event.
+/// Accesses files that do not exist, each of which is an event.
 const BUSY: &str =
     "i=0; while :; do i=$((i+1)); [ -e /srv/nothing-$i ]; [ $i -lt 500 ] || sleep 1; done";
 
 pub(super) fn rows(programs: &mut Programs, _: &Extent) -> Result<Vec<Row>> {
     let folder = tempfile::tempdir()?;
-    let target = Ended(Command::new("sleep").arg("3600").spawn()?);
+    let target = KillOnDrop(Command::new("sleep").arg("3600").spawn()?);
     let mut sessions = Vec::new();
     for _ in 0..SESSIONS {
         sessions.push(session(programs, folder.path(), target.0.id())?);
@@ -36,7 +36,7 @@ pub(super) fn rows(programs: &mut Programs, _: &Extent) -> Result<Vec<Row>> {
         if busy == SESSIONS {
             break;
         }
-        ensure!(begun.elapsed() < PATIENCE, "only {busy} sessions are seen");
+        ensure!(begun.elapsed() < TIMEOUT, "only {busy} sessions are seen");
         sleep(Duration::from_millis(200));
     }
     let busy = memory(ui.program.pid())?;
@@ -51,7 +51,7 @@ pub(super) fn rows(programs: &mut Programs, _: &Extent) -> Result<Vec<Row>> {
     ])
 }
 
-fn session(programs: &Programs, folder: &Path, target: u32) -> Result<Ended> {
+fn session(programs: &Programs, folder: &Path, target: u32) -> Result<KillOnDrop> {
     let child = Command::new(&programs.standin)
         .args(["exec", "--quiet", "-t", &format!("process/{target}")])
         .args(["--", "bash", "-c", BUSY])
@@ -62,13 +62,13 @@ fn session(programs: &Programs, folder: &Path, target: u32) -> Result<Ended> {
         .stderr(log()?)
         .spawn()
         .context("starting a session")?;
-    Ok(Ended(child))
+    Ok(KillOnDrop(child))
 }
 
 /// A program that is killed when this is dropped.
-struct Ended(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         end(&mut self.0);
@@ -91,7 +91,7 @@ impl Ui {
             .arg(folder);
         let (program, line) = Program::start(command)?;
         let address = line.trim().rsplit(' ').next().unwrap_or_default();
-        ensure!(address.contains("token="), "`standin ui` said {line:?}");
+        ensure!(address.contains("token="), "`standin ui` printed {line:?}");
         Ok(Self {
             address: address.to_owned(),
             killed: program.pid(),
@@ -99,15 +99,15 @@ impl Ui {
         })
     }
 
-    /// The sessions of which enough is known.
+    /// The number of busy sessions.
     fn busy_sessions(&self) -> Result<usize> {
         let (origin, token) = self.address.split_once("?token=").context("no token")?;
         let bearer = format!("Authorization: Bearer {token}");
         let address = format!("{}/api/sessions", origin.trim_end_matches('/'));
-        let said = process::output(
+        let output = process::output(
             Command::new("curl").args(["--silent", "--fail", "--header", &bearer, &address]),
         )?;
-        let sessions: Value = serde_json::from_str(&said)?;
+        let sessions: Value = serde_json::from_str(&output)?;
         let sessions = sessions.as_array().context("no list of sessions")?;
         let busy = sessions.iter().filter(|session| {
             let events = session.pointer("/counters/events");
@@ -120,7 +120,7 @@ impl Ui {
 
 impl Drop for Ui {
     fn drop(&mut self) {
-        // It does not end with its input, as the programs of the benches do.
+        // It does not exit at the end of its input, unlike the programs of the benches.
         let _ = Command::new("kill").arg(self.killed.to_string()).status();
     }
 }

@@ -1,13 +1,13 @@
-//! Many members: whether a session waits for the slowest of them, or for one after the other.
+//! Many members: whether a session waits for them in parallel or in sequence.
 //!
-//! A machine holds few clusters, so each of the two real members has many names: to the Primary each name is a member with a
-//! credential, a watch, a child of every session and a connection of its own. What their agents take of the processors is
-//! shared by all, so the rows that have a goal are about links that are slow.
+//! A machine can run few clusters, so each of the two real members has many names. To the Primary each name is a member
+//! with its own credential, watch, child session and connection. The members share the CPU of this machine, so the rows
+//! that have a goal are about slow links.
 
 use anyhow::Result;
 
-use super::ready::begin;
-use super::site::{MEMBERS, Over, Site};
+use super::ready::time_session;
+use super::site::{MEMBERS, SessionScope, Site};
 use crate::bench::session::median;
 use crate::bench::{Extent, Row};
 
@@ -15,10 +15,10 @@ const MANY: usize = 32;
 const ROUNDS: usize = 9;
 const ROUNDS_QUICK: usize = 3;
 /// The round trip of the slow links, in milliseconds.
-const SLOW: u64 = 80;
-/// If members were waited for one after the other, it would be as many times longer as there are more of them.
-const MOST_ADDED: f64 = 1.5;
-const MOST: f64 = 2.0;
+const SLOW_ROUND_TRIP: u64 = 80;
+/// If the members were waited for in sequence, the ratio would be that of their numbers.
+const MAX_ADDED_RATIO: f64 = 1.5;
+const MAX_RATIO: f64 = 2.0;
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     eprintln!(
@@ -31,19 +31,19 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     site.set_round_trip(0)?;
     site.configure("upgrade", &named(MANY))?;
     let many = Ready::measure(site, MANY, rounds);
-    // Whatever comes next has the members of before.
+    // Restores the members for the next group.
     site.set_round_trip(0)?;
     site.configure("upgrade", &named(MEMBERS.len()))?;
     let many = many?;
     Ok(vec![
         row("session Ready, 32 members, 0 ms", many.near, few.near),
-        row("session Ready, 32 members, 80 ms", many.far, few.far).ratio_at_most(MOST),
+        row("session Ready, 32 members, 80 ms", many.far, few.far).ratio_at_most(MAX_RATIO),
         row(
             "session Ready, 32 members, what links of 80 ms add",
             many.far - many.near,
             few.far - few.near,
         )
-        .ratio_at_most(MOST_ADDED),
+        .ratio_at_most(MAX_ADDED_RATIO),
     ])
 }
 
@@ -60,26 +60,26 @@ struct Ready {
 impl Ready {
     fn measure(site: &Site, members: usize, rounds: usize) -> Result<Self> {
         // The Primary has targets as well.
-        let mut clients = site.clients(Over::All, members + 1)?;
+        let mut clients = site.clients(SessionScope::All, members + 1)?;
         let mut ready = |link: u64| -> Result<f64> {
             site.set_round_trip(link)?;
-            begin(&mut clients)?;
+            time_session(&mut clients)?;
             let mut seconds = Vec::new();
             for _ in 0..rounds {
-                // What is still being removed would be in the way.
+                // Sessions that are still being removed would disturb the measurement.
                 site.wait_for_no_session()?;
-                seconds.push(begin(&mut clients)?);
+                seconds.push(time_session(&mut clients)?);
             }
             Ok(median(seconds))
         };
         Ok(Self {
             near: ready(0)?,
-            far: ready(SLOW)?,
+            far: ready(SLOW_ROUND_TRIP)?,
         })
     }
 }
 
-/// So many names for the real members, who have their own first.
+/// `count` names for the real members; the first are their own names.
 fn named(count: usize) -> Vec<(String, &'static str)> {
     let members = MEMBERS.iter().cycle().take(count).enumerate();
     let named = members.map(|(number, member)| match number / MEMBERS.len() {

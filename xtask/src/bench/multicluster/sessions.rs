@@ -1,4 +1,4 @@
-//! Many sessions over all clusters, by simulated clients: what they cost the Primary while nothing happens.
+//! Many sessions over all clusters, by simulated clients: what they cost the Primary while idle.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde_json::json;
 
-use super::site::{CLUSTERS, DEFAULT, Over, PRIMARY, Site};
+use super::site::{CLUSTERS, DEFAULT, PRIMARY, SessionScope, Site};
 use crate::bench::session::ninety_fifth;
 use crate::bench::session::programs::{memory, processor_seconds};
 use crate::bench::{Extent, Row};
 
-/// So many begin at the same time.
+/// So many start in parallel.
 const AT_ONCE: usize = 8;
 const SESSIONS: usize = 100;
 const SESSIONS_QUICK: usize = 30;
-/// How long idle sessions are looked at: several times whatever they do by the clock.
+/// How long idle sessions are measured: several times the interval of their periodic work.
 const IDLE: Duration = Duration::from_secs(60);
 const IDLE_QUICK: Duration = Duration::from_secs(15);
 
@@ -26,13 +26,13 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
         (SESSIONS, IDLE)
     };
     site.wait_for_no_session()?;
-    let nobody = Usage::during(site, idle)?;
-    let mut clients = site.clients(Over::All, CLUSTERS.len())?;
-    let order = json!({"do": "open", "count": count, "at_once": AT_ONCE});
-    let began = clients.measure(&order, "seconds")?;
+    let without_sessions = Usage::during(site, idle)?;
+    let mut clients = site.clients(SessionScope::All, CLUSTERS.len())?;
+    let request = json!({"do": "open", "count": count, "at_once": AT_ONCE});
+    let start_times = clients.measure(&request, "seconds")?;
     let many = Usage::during(site, idle)?;
-    let cut = clients.measure(&json!({"do": "look"}), "cut")?;
-    clients.ask(&json!({"do": "close"}))?;
+    let cut = clients.measure(&json!({"do": "status"}), "cut")?;
+    clients.call(&json!({"do": "close"}))?;
     site.wait_for_no_session()?;
     let all = format!("{count} idle sessions over 3 clusters");
     Ok(vec![
@@ -41,30 +41,30 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
             many.primary,
             "MiB",
         )
-        .baseline(nobody.primary)
+        .baseline(without_sessions.primary)
         .at_most(300.0),
         Row::new(
             format!("Primary, {all}: of a core, all replicas (baseline: with none)"),
             many.processor,
             "%",
         )
-        .baseline(nobody.processor),
+        .baseline(without_sessions.processor),
         Row::new(
             format!("a member's operator, {all}: memory of all replicas (baseline: with none)"),
             many.member,
             "MiB",
         )
-        .baseline(nobody.member),
+        .baseline(without_sessions.member),
         Row::new(
             format!("start of a session over 3 clusters, {AT_ONCE} at once, p95"),
-            ninety_fifth(began),
+            ninety_fifth(start_times),
             "s",
         ),
         Row::new(format!("{all}: cut"), cut.iter().sum(), "").at_most(0.0),
     ])
 }
 
-/// What operators take.
+/// The resource usage of operators.
 struct Usage {
     /// In MiB.
     primary: f64,

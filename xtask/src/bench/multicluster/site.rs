@@ -1,4 +1,4 @@
-//! Three clusters with an application each, operators whose agents wait on nodes, and a worker in each node's network.
+//! Three clusters with an application each, operators with node agents, and a worker in each node's network.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use crate::bench::Extent;
 use crate::bench::images::ImagePrograms;
-use crate::bench::load::{Ground, Hop, Load, WANTED, Way};
-use crate::bench::server::{Manner, Mode, Session};
+use crate::bench::load::{Hop, Load, LoadSite, MATCHED_HEADER, Route};
+use crate::bench::server::{Mode, ServerBehavior, Session};
 use crate::bench::session::programs::{Programs, Worker, log, log_path};
 use crate::bench::session::site::Folder;
 use crate::operator;
@@ -22,9 +22,9 @@ use crate::operator;
 /// All have targets. The one that is cut off is the last.
 pub(super) const CLUSTERS: [&str; 3] = [PRIMARY, DEFAULT, OTHER];
 pub(super) const PRIMARY: &str = "east";
-/// A member: what a session asks for goes through the Primary.
+/// A member, so operations of a session go through the Primary.
 pub(super) const DEFAULT: &str = "west";
-/// A member that is there for its traffic alone.
+/// A member that only contributes traffic.
 pub(super) const OTHER: &str = "north";
 pub(super) const MEMBERS: [&str; 2] = [DEFAULT, OTHER];
 
@@ -32,45 +32,45 @@ const NAMESPACE: &str = "bench";
 const TARGET: &str = "deployment/application";
 const OPERATOR_NAMESPACE: &str = "mirrord";
 const MANIFESTS: &str = include_str!("../kubernetes/site.yaml");
-/// The application's port that sessions take.
+/// The application's port that sessions steal.
 const APPLICATION: u16 = 8080;
-/// Files in each pod. Each is used once where a cache would tell a different story.
+/// Files in each pod. Each is used once where a cache would distort the result.
 pub(super) const SMALL_FILES: usize = 1000;
-/// So long something may take that is waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest time to wait for a condition.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The place. What was started in it ends with it.
+/// The site. What was started in it ends with it.
 #[derive(Debug)]
 pub(super) struct Site {
     programs: Programs,
     folder: Folder,
     /// In the order of [`CLUSTERS`].
-    pub(super) grounds: Vec<ClusterGround>,
+    pub(super) cluster_sites: Vec<ClusterSite>,
     /// How the Primary reaches each member.
     access: BTreeMap<&'static str, Value>,
     pub(super) lab: Lab,
 }
 
-/// One cluster, as those see it who make requests there.
+/// One cluster, with a worker that sends requests in it.
 #[derive(Debug)]
-pub(super) struct ClusterGround {
+pub(super) struct ClusterSite {
     pub(super) name: &'static str,
     worker: Worker,
     /// The address of the application's pod.
     application: String,
 }
 
-/// Which clusters a session is over.
+/// Which clusters a session covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Over {
+pub(super) enum SessionScope {
     /// All of them, through the Primary.
     All,
     /// This one alone, through its own operator.
     One(&'static str),
 }
 
-impl Over {
-    /// Where the client connects.
+impl SessionScope {
+    /// The cluster that the client connects to.
     fn cluster(self) -> &'static str {
         match self {
             Self::All => PRIMARY,
@@ -82,7 +82,7 @@ impl Over {
 impl Site {
     pub(super) fn build(programs: Programs, extent: &Extent) -> Result<Self> {
         let folder = Folder::new()?;
-        // What was said in the run before is of no use any more.
+        // Discards the log of the previous run.
         File::create(log_path()?)?;
         let (paths, progress) = (Paths::from_environment(), Progress::to_stderr());
         let name = format!("bench-{}", process::id());
@@ -90,9 +90,9 @@ impl Site {
         let lab = Lab::up(&paths, &request, Lifetime::Owned, &progress)?;
         let images = ImagePrograms::find(&programs, extent)?;
         images.load(&lab, &paths, &folder, &progress, SMALL_FILES)?;
-        let mut grounds = Vec::new();
+        let mut cluster_sites = Vec::new();
         for name in CLUSTERS {
-            grounds.push(ClusterGround::build(name, lab.cluster(name)?, &programs)?);
+            cluster_sites.push(ClusterSite::build(name, lab.cluster(name)?, &programs)?);
         }
         let mut access = BTreeMap::new();
         for member in MEMBERS {
@@ -102,17 +102,17 @@ impl Site {
             operator::install(&client, OPERATOR_NAMESPACE, "install", &values)?;
             operator::wait_for_nodes(&client, OPERATOR_NAMESPACE)?;
             access.insert(member, operator::access(&client, OPERATOR_NAMESPACE)?);
-            progress.step(format!("{member}: its operator is there"));
+            progress.step(format!("{member}: its operator is ready"));
         }
         let site = Self {
             programs,
             folder,
-            grounds,
+            cluster_sites,
             access,
             lab,
         };
         site.configure("install", &MEMBERS.map(|name| (name.to_owned(), name)))?;
-        progress.step("the Primary has its members");
+        progress.step("the Primary is connected to its members");
         Ok(site)
     }
 
@@ -172,8 +172,8 @@ impl Site {
     }
 
     /// `standin exec` for the application.
-    pub(super) fn exec(&self, over: Over) -> Result<Command> {
-        let client = self.client(over.cluster())?;
+    pub(super) fn exec(&self, scope: SessionScope) -> Result<Command> {
+        let client = self.client(scope.cluster())?;
         let mut command = Command::new(&self.programs.standin);
         if let Some(kubeconfig) = client.kubeconfig() {
             command.env("KUBECONFIG", kubeconfig);
@@ -186,15 +186,15 @@ impl Site {
             .env("STANDIN_OPERATOR", "true")
             .env("STANDIN_KUBE_CONTEXT", client.name())
             .args(["exec", "-t", TARGET, "-n", NAMESPACE])
-            .args((over != Over::All).then_some("--no-multi-cluster"))
+            .args((scope != SessionScope::All).then_some("--no-multi-cluster"))
             .stdin(Stdio::null())
             .stderr(log()?);
         Ok(command)
     }
 
-    /// Simulated clients, each of which has begun when it has a link with so many agents.
-    pub(super) fn clients(&self, over: Over, agents: usize) -> Result<Worker> {
-        let client = self.client(over.cluster())?;
+    /// Simulated clients. A session has started when it has a link with so many agents.
+    pub(super) fn clients(&self, scope: SessionScope, agents: usize) -> Result<Worker> {
+        let client = self.client(scope.cluster())?;
         let mut command = Command::new(&self.programs.workload);
         command
             .arg("clients")
@@ -203,34 +203,34 @@ impl Site {
             .args(["--context", client.name()])
             .args(["--namespace", NAMESPACE, "--target", TARGET])
             .args(["--agents", &agents.to_string()])
-            .args((over != Over::All).then_some("--no-multi-cluster"));
+            .args((scope != SessionScope::All).then_some("--no-multi-cluster"));
         Worker::start(command)
     }
 
     /// A worker in a session over all clusters.
     pub(super) fn session_worker(&self) -> Result<Worker> {
-        let mut command = self.exec(Over::All)?;
+        let mut command = self.exec(SessionScope::All)?;
         command.arg("--").arg(&self.programs.workload).arg("worker");
         Worker::start(command)
     }
 
-    /// A session over all clusters whose server answers the requests that it wants, wherever they come to.
+    /// A session over all clusters whose server serves the matching requests of every cluster.
     pub(super) fn stealing_session(&mut self) -> Result<Session> {
         let session = Session::start(
-            self.exec(Over::All)?,
+            self.exec(SessionScope::All)?,
             &self.programs,
             &self.folder.0,
             Mode::Steal,
-            Manner::Healthy,
+            ServerBehavior::Healthy,
             APPLICATION,
         )?;
-        for ground in &mut self.grounds {
-            ground.wait_until_stolen()?;
+        for cluster_site in &mut self.cluster_sites {
+            cluster_site.wait_until_stolen()?;
         }
         Ok(session)
     }
 
-    /// Waits until no cluster has a session any more, so that none is in the way of what is measured next.
+    /// Waits until no cluster has a session any more, so that none disturbs the next measurement.
     pub(super) fn wait_for_no_session(&self) -> Result<()> {
         for (cluster, kind) in [
             (
@@ -243,17 +243,17 @@ impl Site {
             let client = self.client(cluster)?;
             until(&format!("no session in {cluster}"), || {
                 let left = lab::output_of(client.kubectl().args(["get", kind, "--output=name"]))?;
-                ensure!(left.trim().is_empty(), "there is {left}");
+                ensure!(left.trim().is_empty(), "{left} still exists");
                 Ok(())
             })?;
         }
         Ok(())
     }
 
-    /// The processes of a cluster that run our program for services in a role.
+    /// The processes of a cluster that run `standind` in a role.
     pub(super) fn processes(&self, cluster: &str, role: &str) -> Result<Vec<u32>> {
         let node = format!("/{}/", self.cluster(cluster)?.plan().first_node().name);
-        let is_wanted = |pid: &u32| {
+        let is_match = |pid: &u32| {
             let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let mut words = line.split(|byte| *byte == 0);
@@ -264,11 +264,11 @@ impl Site {
         };
         let all = self.lab.processes()?.into_iter();
         let all = all.filter_map(|pid| u32::try_from(pid).ok());
-        Ok(all.filter(is_wanted).collect())
+        Ok(all.filter(is_match).collect())
     }
 }
 
-impl ClusterGround {
+impl ClusterSite {
     fn build(name: &'static str, cluster: &Cluster, programs: &Programs) -> Result<Self> {
         let client = cluster.client();
         client.create_namespace(NAMESPACE)?;
@@ -288,21 +288,21 @@ impl ClusterGround {
         })
     }
 
-    pub(super) fn stolen(&self) -> Way {
+    pub(super) fn stolen(&self) -> Route {
         let address = format!("{}:{APPLICATION}", self.application);
-        Way::new(address, WANTED, "developer", Hop::Nothing)
+        Route::new(address, MATCHED_HEADER, "developer", Hop::Nothing)
     }
 
-    /// Makes requests until the developer's server answers.
+    /// Sends requests until the developer's server responds.
     pub(super) fn wait_until_stolen(&mut self) -> Result<()> {
-        let (way, name) = (self.stolen(), self.name);
+        let (route, name) = (self.stolen(), self.name);
         until(&format!("requests in {name} to be stolen"), || {
-            Load::lasting(1, 100).run(self, &way).map(drop)
+            Load::lasting(1, 100).run(self, &route).map(drop)
         })
     }
 }
 
-impl Ground for ClusterGround {
+impl LoadSite for ClusterSite {
     fn worker(&mut self) -> &mut Worker {
         &mut self.worker
     }
@@ -312,14 +312,14 @@ impl Ground for ClusterGround {
     }
 }
 
-/// Tries until it succeeds.
+/// Retries until it succeeds.
 fn until(what: &str, mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
-    let give_up = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match attempt() {
             Ok(()) => return Ok(()),
-            Err(error) if Instant::now() > give_up => {
-                return Err(error.context(format!("waited {} s for {what}", PATIENCE.as_secs())));
+            Err(error) if Instant::now() > deadline => {
+                return Err(error.context(format!("waited {} s for {what}", TIMEOUT.as_secs())));
             }
             Err(_) => thread::sleep(Duration::from_millis(200)),
         }

@@ -1,4 +1,4 @@
-//! What a program asks of the Default, which is a member: through the Primary and back.
+//! File operations in the Default, which is a member: they go through the Primary.
 
 use std::process::Command;
 
@@ -15,10 +15,10 @@ use crate::bench::{Extent, Row};
 const ECHO: u16 = 7001;
 const OUTER: u16 = 9101;
 const INNER: u16 = 9102;
-/// What an operation may cost beyond its path, in microseconds.
+/// The allowed overhead of an operation compared with its path, in microseconds.
 const ALLOWANCE: f64 = 400.0;
-/// What the baseline is, for whoever reads the rows.
-const DESCRIPTION: &str = "the path: a byte and its echo through plain TCP relays at the places of the Primary's API \
+/// A description of the baseline, for readers of the rows.
+const DESCRIPTION: &str = "the path: a byte and its echo through plain TCP relays in place of the Primary's API \
      server and operator and of the Default's, to a server in a pod there; no TLS, no HTTP";
 
 pub(super) fn rows(site: &mut Site, _: &Extent) -> Result<Vec<Row>> {
@@ -28,15 +28,15 @@ pub(super) fn rows(site: &mut Site, _: &Extent) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for link in LINKS {
         site.set_round_trip(link)?;
-        // Each link has a session of its own, so that none finds what another has fetched.
+        // Each link has its own session, so that none uses the cache of another.
         let mut inside = site.session_worker()?;
         let count = if link == 0 { 400 } else { 40 };
         let echo = json!({"do": "round_trip", "address": path.address, "count": count});
         let before = bare.measure(&echo, "seconds")?;
-        let (opened, looked) = files(&mut inside, count)?;
+        let (opened, metadata) = files(&mut inside, count)?;
         let after = bare.measure(&echo, "seconds")?;
         let path = micro(median([before, after].concat()));
-        for (what, seconds) in [("stat", looked), ("open + read 4 KiB + close", opened)] {
+        for (what, seconds) in [("stat", metadata), ("open + read 4 KiB + close", opened)] {
             let name = format!("{what} in the Default, {link} ms (baseline: the path)");
             rows.push(
                 Row::new(name, micro(median(seconds)), "µs")
@@ -48,15 +48,16 @@ pub(super) fn rows(site: &mut Site, _: &Extent) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Seconds of opening, and of asking for metadata, each time of another file.
+/// Seconds to open and read a file, and to read metadata, each time of another file.
 fn files(inside: &mut Worker, count: usize) -> Result<(Vec<f64>, Vec<f64>)> {
     let open = |from: usize, count: usize| json!({"do": "open_read_close", "folder": TREE, "from": from, "count": count});
-    // Whatever is done first in a session pays for all that is set up then.
-    inside.ask(&open(0, 10))?;
+    // The first operation of a session pays for one-time setup.
+    inside.call(&open(0, 10))?;
     let opened = inside.measure(&open(10, count), "seconds")?;
-    let order = json!({"do": "metadata", "folder": TREE, "from": SMALL_FILES / 2, "count": count});
-    let looked = inside.measure(&order, "first")?;
-    Ok((opened, looked))
+    let request =
+        json!({"do": "metadata", "folder": TREE, "from": SMALL_FILES / 2, "count": count});
+    let metadata = inside.measure(&request, "first")?;
+    Ok((opened, metadata))
 }
 
 /// A worker on the developer's machine, in no session.
@@ -66,7 +67,7 @@ fn bare_worker(site: &Site) -> Result<Worker> {
     Worker::start(command)
 }
 
-/// Plain relays where a session has its hops.
+/// Plain relays in place of the session's hops.
 struct Path {
     address: String,
     _relays: Vec<Program>,

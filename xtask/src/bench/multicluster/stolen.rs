@@ -1,19 +1,19 @@
-//! Requests of all clusters at once, which one process of the developer answers, beside those of one cluster alone.
+//! Requests of all clusters in parallel, which one process of the developer serves, compared with one cluster alone.
 
 use std::thread;
 
 use anyhow::{Context as _, Result, anyhow};
 
 use super::LINKS;
-use super::site::{ClusterGround, Site};
-use crate::bench::load::{CONNECTIONS, Load, Loaded};
+use super::site::{ClusterSite, Site};
+use crate::bench::load::{CONNECTIONS, Load, LoadResult};
 use crate::bench::session::median;
 use crate::bench::{Extent, Row};
 
 const ROUNDS: usize = 9;
 const ROUNDS_QUICK: usize = 3;
-/// All share the processors of this machine.
-const LEAST: f64 = 0.7;
+/// All clusters share the CPU of this machine.
+const MIN_RATIO: f64 = 0.7;
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     let rounds = if extent.quick { ROUNDS_QUICK } else { ROUNDS };
@@ -23,13 +23,13 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
         site.set_round_trip(link)?;
         let _session = site.stealing_session()?;
         let mut together = Vec::new();
-        let mut alone: Vec<Vec<f64>> = site.grounds.iter().map(|_| Vec::new()).collect();
+        let mut alone: Vec<Vec<f64>> = site.cluster_sites.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds {
-            for (ground, alone) in site.grounds.iter_mut().zip(&mut alone) {
-                let way = ground.stolen();
-                alone.push(load.run(ground, &way)?.all);
+            for (cluster_site, alone) in site.cluster_sites.iter_mut().zip(&mut alone) {
+                let route = cluster_site.stolen();
+                alone.push(load.run(cluster_site, &route)?.all);
             }
-            let all = at_once(load, &mut site.grounds)?;
+            let all = load_in_parallel(load, &mut site.cluster_sites)?;
             together.push(all.iter().map(|loaded| loaded.all).sum());
         }
         let clusters = alone.len() as f64;
@@ -40,28 +40,31 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
         rows.push(
             Row::new(name, median(together), "/s")
                 .baseline(alone)
-                .ratio_at_least(LEAST),
+                .ratio_at_least(MIN_RATIO),
         );
     }
     Ok(rows)
 }
 
-/// Loads several clusters at the same time.
-pub(super) fn at_once(load: Load, grounds: &mut [ClusterGround]) -> Result<Vec<Loaded>> {
+/// Runs the load in several clusters in parallel.
+pub(super) fn load_in_parallel(
+    load: Load,
+    cluster_sites: &mut [ClusterSite],
+) -> Result<Vec<LoadResult>> {
     thread::scope(|scope| {
-        let running: Vec<_> = grounds
+        let running: Vec<_> = cluster_sites
             .iter_mut()
-            .map(|ground| {
+            .map(|cluster_site| {
                 scope.spawn(move || {
-                    let way = ground.stolen();
-                    let name = ground.name;
-                    load.run(ground, &way).context(name)
+                    let route = cluster_site.stolen();
+                    let name = cluster_site.name;
+                    load.run(cluster_site, &route).context(name)
                 })
             })
             .collect();
         let joined = running.into_iter().map(|thread| {
-            let ended = thread.join();
-            ended.map_err(|_| anyhow!("a load ended by a bug"))?
+            let result = thread.join();
+            result.map_err(|_| anyhow!("a load panicked"))?
         });
         joined.collect()
     })

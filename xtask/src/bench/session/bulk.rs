@@ -1,22 +1,22 @@
-//! Many bytes, on one connection and on a hundred.
+//! Throughput, on one connection and on a hundred.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::programs::Worker;
 use super::site::{Server, Site, Transport};
-use super::{Extent, LINKS, Row, least, mebi, median, most};
+use super::{Extent, LINKS, Row, maximum, mebi, median, minimum};
 
 const MANY: usize = 100;
 
-/// Which way the bytes go.
+/// The direction of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Send,
     Receive,
 }
 
-impl Way {
+impl Direction {
     fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -31,7 +31,7 @@ impl Way {
         }
     }
 
-    fn order(self, address: &str, milliseconds: u64, streams: usize) -> Value {
+    fn request(self, address: &str, milliseconds: u64, streams: usize) -> Value {
         json!({"do": self.name(), "address": address, "milliseconds": milliseconds, "streams": streams})
     }
 }
@@ -42,16 +42,16 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     for transport in [Transport::Tcp, Transport::Tls] {
         for link in LINKS {
             site.set_round_trip(link)?;
-            // TCP remembers how long a round trip once was, so each link has a session of its own.
+            // TCP caches round-trip times, so each link has its own session.
             let mut inside = site.session_worker(transport)?;
-            for way in [Way::Send, Way::Receive] {
+            for direction in [Direction::Send, Direction::Receive] {
                 let workers = (&mut bare, &mut inside);
-                rows.extend(one_stream(workers, transport, link, way, extent)?);
+                rows.extend(one_stream(workers, transport, link, direction, extent)?);
             }
             if transport == Transport::Tls {
-                for way in [Way::Send, Way::Receive] {
+                for direction in [Direction::Send, Direction::Receive] {
                     let workers = (&mut bare, &mut inside);
-                    rows.extend(many_streams(workers, link, way, extent)?);
+                    rows.extend(many_streams(workers, link, direction, extent)?);
                 }
             }
         }
@@ -63,21 +63,21 @@ fn one_stream(
     (bare, inside): (&mut Worker, &mut Worker),
     transport: Transport,
     link: u64,
-    way: Way,
+    direction: Direction,
     extent: &Extent,
 ) -> Result<Vec<Row>> {
     // Long enough for TCP to find the speed of the link.
     let time = if link < 40 { 600 } else { 2000 };
-    let order = |address: &str| way.order(address, time, 1);
+    let request = |address: &str| direction.request(address, time, 1);
     let (mut direct, mut chain, mut with) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..extent.rounds(5) {
-        chain.extend(bare.measure(&order(&transport.chain(way.server())), "all")?);
-        with.extend(inside.measure(&order(&way.server().address()), "all")?);
-        direct.extend(bare.measure(&order(&way.server().address()), "all")?);
+        chain.extend(bare.measure(&request(&transport.chain(direction.server())), "all")?);
+        with.extend(inside.measure(&request(&direction.server().address()), "all")?);
+        direct.extend(bare.measure(&request(&direction.server().address()), "all")?);
     }
     let name = format!(
         "one stream, {}, {}, {link} ms",
-        way.name(),
+        direction.name(),
         transport.name()
     );
     let (direct, chain, with) = (
@@ -96,19 +96,19 @@ fn one_stream(
 fn many_streams(
     (bare, inside): (&mut Worker, &mut Worker),
     link: u64,
-    way: Way,
+    direction: Direction,
     extent: &Extent,
 ) -> Result<Vec<Row>> {
-    let order = |address: &str| way.order(address, 2000, MANY);
+    let request = |address: &str| direction.request(address, 2000, MANY);
     let (mut chain, mut with, mut fairness) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..extent.rounds(3) {
-        chain.extend(bare.measure(&order(&Transport::Tls.chain(way.server())), "all")?);
-        let mut numbers = inside.ask(&order(&way.server().address()))?;
+        chain.extend(bare.measure(&request(&Transport::Tls.chain(direction.server())), "all")?);
+        let mut numbers = inside.call(&request(&direction.server().address()))?;
         with.extend(numbers.remove("all").context("no sum")?);
         let each = numbers.remove("each").context("no single streams")?;
-        fairness.push(least(&each) / most(&each));
+        fairness.push(minimum(&each) / maximum(&each));
     }
-    let name = format!("{MANY} streams, {}, TLS, {link} ms", way.name());
+    let name = format!("{MANY} streams, {}, TLS, {link} ms", direction.name());
     Ok(vec![
         Row::new(
             format!("{name} (baseline: relays)"),

@@ -1,4 +1,4 @@
-//! Connecting through the target.
+//! Connections through the target.
 
 use anyhow::Result;
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use super::site::{Server, Site, Transport};
 use super::{Extent, LINKS, Row, median, micro};
 
-/// What may be added where the network takes longer than we do.
+/// The allowed overhead on links with latency, in microseconds.
 const ADDED: f64 = 500.0;
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
@@ -16,14 +16,14 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
         site.set_round_trip(link)?;
         let mut inside = site.session_worker(Transport::Tcp)?;
         let count = if link == 0 { 200 } else { 10 };
-        let order =
+        let request =
             |address: String| json!({"do": "connect_and_echo", "address": address, "count": count});
         let (mut without, mut chain, mut with) = (Vec::new(), Vec::new(), Vec::new());
-        inside.ask(&order(Server::Echo.address()))?;
+        inside.call(&request(Server::Echo.address()))?;
         for _ in 0..extent.rounds(5) {
-            without.extend(bare.measure(&order(Server::Echo.address()), "seconds")?);
-            chain.extend(bare.measure(&order(Transport::Tcp.chain(Server::Echo)), "seconds")?);
-            with.extend(inside.measure(&order(Server::Echo.address()), "seconds")?);
+            without.extend(bare.measure(&request(Server::Echo.address()), "seconds")?);
+            chain.extend(bare.measure(&request(Transport::Tcp.chain(Server::Echo)), "seconds")?);
+            with.extend(inside.measure(&request(Server::Echo.address()), "seconds")?);
         }
         let name = format!("connect + 1-byte echo, {link} ms");
         let (without, chain, with) = (

@@ -1,4 +1,4 @@
-//! The target's files.
+//! Operations on the target's files.
 
 use anyhow::Result;
 use serde_json::json;
@@ -11,12 +11,13 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for link in LINKS {
         site.set_round_trip(link)?;
-        // Each link has a session of its own, so that none finds what another has fetched.
+        // Each link has its own session, so that none uses the cache of another.
         let bare = &mut site.bare_worker()?;
         let inside = &mut site.session_worker(Transport::Tcp)?;
         let count = if link == 0 { 400 } else { 40 };
-        let order = json!({"do": "round_trip", "address": Server::Echo.address(), "count": count});
-        let round_trip = micro(median(bare.measure(&order, "seconds")?));
+        let request =
+            json!({"do": "round_trip", "address": Server::Echo.address(), "count": count});
+        let round_trip = micro(median(bare.measure(&request, "seconds")?));
         rows.extend(small_files(inside, link, round_trip, count)?);
         rows.push(further_reads(site, bare, inside, link)?);
         if link <= 5 {
@@ -28,14 +29,15 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
 
 fn small_files(inside: &mut Worker, link: u64, round_trip: f64, count: usize) -> Result<Vec<Row>> {
     let tree = Site::tree();
-    // Whatever is done first in a session pays for all that is set up then.
-    inside.ask(&json!({"do": "open_read_close", "folder": tree, "from": 0, "count": 10}))?;
-    let order = json!({"do": "open_read_close", "folder": tree, "from": 10, "count": count});
-    let opened = inside.measure(&order, "seconds")?;
-    let order = json!({"do": "metadata", "folder": tree, "from": SMALL_FILES / 2, "count": count});
-    let mut looked = inside.ask(&order)?;
-    let first = looked.remove("first").unwrap_or_default();
-    let again = looked.remove("again").unwrap_or_default();
+    // The first operation of a session pays for one-time setup.
+    inside.call(&json!({"do": "open_read_close", "folder": tree, "from": 0, "count": 10}))?;
+    let request = json!({"do": "open_read_close", "folder": tree, "from": 10, "count": count});
+    let opened = inside.measure(&request, "seconds")?;
+    let request =
+        json!({"do": "metadata", "folder": tree, "from": SMALL_FILES / 2, "count": count});
+    let mut metadata = inside.call(&request)?;
+    let first = metadata.remove("first").unwrap_or_default();
+    let again = metadata.remove("again").unwrap_or_default();
     let row = |what: &str, samples| {
         Row::new(
             format!("remote {what}, {link} ms"),

@@ -1,4 +1,4 @@
-//! What stays on this machine.
+//! Local operations.
 
 use anyhow::Result;
 use serde_json::json;
@@ -11,29 +11,33 @@ const OPENS: usize = 1000;
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     let (mut bare, mut inside) = (site.bare_worker()?, site.session_worker(Transport::Tcp)?);
     let mut rows = Vec::new();
-    for (name, words, added) in [
+    for (name, description, added) in [
         ("absolute", "an absolute path", 15.0),
         ("relative", "a relative path", 25.0),
         ("link", "a symbolic link", 25.0),
     ] {
-        let order = json!({"do": "open_local", "folder": site.local_folder(), "count": OPENS});
+        let request = json!({"do": "open_local", "folder": site.local_folder(), "count": OPENS});
         let (mut without, mut with) = (Vec::new(), Vec::new());
         for _ in 0..extent.rounds(5) {
-            without.extend(bare.measure(&order, name)?);
-            with.extend(inside.measure(&order, name)?);
+            without.extend(bare.measure(&request, name)?);
+            with.extend(inside.measure(&request, name)?);
         }
         let without = micro(median(without));
         rows.push(
-            Row::new(format!("open of {words}, local"), micro(median(with)), "µs")
-                .baseline(without)
-                .at_most_more_than_baseline(added),
+            Row::new(
+                format!("open of {description}, local"),
+                micro(median(with)),
+                "µs",
+            )
+            .baseline(without)
+            .at_most_more_than_baseline(added),
         );
     }
-    let order = json!({"do": "messages", "milliseconds": 500});
+    let request = json!({"do": "messages", "milliseconds": 500});
     let (mut without, mut with) = (Vec::new(), Vec::new());
     for _ in 0..extent.rounds(5) {
-        without.extend(bare.measure(&order, "per_second")?);
-        with.extend(inside.measure(&order, "per_second")?);
+        without.extend(bare.measure(&request, "per_second")?);
+        with.extend(inside.measure(&request, "per_second")?);
     }
     rows.push(
         Row::new("sendmsg of 1 KiB on a local stream", median(with), "/s")

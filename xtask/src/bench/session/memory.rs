@@ -1,4 +1,4 @@
-//! What a session takes of the developer's memory.
+//! The memory of a session on the developer's machine.
 
 use anyhow::Result;
 use serde_json::json;
@@ -13,14 +13,14 @@ pub(super) fn rows(site: &mut Site, _: &Extent) -> Result<Vec<Row>> {
         let mut inside = site.session_worker(transport)?;
         let hold =
             |count: usize| json!({"do": "hold", "address": Server::Echo.address(), "count": count});
-        // It is up when it answers.
-        inside.ask(&hold(0))?;
+        // The session is ready when the worker responds.
+        inside.call(&hold(0))?;
         let name = transport.name();
         let idle = memory(inside.pid())?;
         rows.push(
             Row::new(format!("memory of standin exec, idle, {name}"), idle, "MiB").at_most(25.0),
         );
-        inside.ask(&hold(1000))?;
+        inside.call(&hold(1000))?;
         let busy = memory(inside.pid())?;
         rows.push(
             Row::new(

@@ -1,4 +1,4 @@
-//! The programs of the bench: built as users have them, started, told what to do, and ended.
+//! The programs of the bench: builds, starts, controls and stops them.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::bench::Extent;
 use crate::{process, workspace};
 
-/// The size that a page of memory is counted in.
+/// The number of KiB in a MiB.
 const KIBIBYTE: f64 = 1024.0;
 
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub(in crate::bench) struct Programs {
     pub(in crate::bench) standin: PathBuf,
     pub(in crate::bench) standind: PathBuf,
     pub(in crate::bench) workload: PathBuf,
-    /// A static program that says one word. Not there without Go.
+    /// A static program that prints one word. `None` without Go.
     pub(in crate::bench) hello: Option<PathBuf>,
 }
 
@@ -55,7 +55,7 @@ impl Programs {
         )
     }
 
-    /// Those that are given, or else what [`Programs::build`] has built.
+    /// The programs of the given folder, or else those of [`Programs::build`].
     pub(in crate::bench) fn find(extent: &Extent) -> Result<Self> {
         let folder = match &extent.programs {
             Some(folder) => std::path::absolute(folder)?,
@@ -74,12 +74,12 @@ impl Programs {
     }
 }
 
-/// What the programs of the last run said.
+/// The log of the programs of the last run.
 pub(in crate::bench) fn log_path() -> Result<PathBuf> {
     Ok(workspace::target()?.join("bench-session.log"))
 }
 
-/// Where all of them say what they have to say.
+/// The log file, which all programs share.
 pub(in crate::bench) fn log() -> Result<File> {
     let path = log_path()?;
     let log = File::options().create(true).append(true).open(&path);
@@ -102,7 +102,7 @@ impl Program {
         if line.is_empty() {
             let log = log_path()?;
             bail!(
-                "`{shown}` ended before it was ready; what it said is in {}",
+                "`{shown}` exited before it was ready; its log is {}",
                 log.display()
             );
         }
@@ -127,7 +127,7 @@ impl Program {
         self.child.id()
     }
 
-    /// Ends the program, and answers the last thing that it says.
+    /// Ends the program, and returns its last line.
     pub(in crate::bench) fn end(mut self) -> Result<String> {
         drop(self.child.stdin.take());
         self.line()
@@ -146,7 +146,7 @@ impl Drop for Program {
     }
 }
 
-/// Ends a program: the end of its input ends each of them, and one that hangs is killed.
+/// Ends a program by closing its input; one that hangs is killed.
 pub(in crate::bench) fn end(child: &mut Child) {
     drop(child.stdin.take());
     for _ in 0..100 {
@@ -159,17 +159,17 @@ pub(in crate::bench) fn end(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Numbers by name.
+/// Measured values by name.
 pub(in crate::bench) type Numbers = HashMap<String, Vec<f64>>;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Answer {
+enum Response {
     Done(Numbers),
     Failed(String),
 }
 
-/// A worker that does one thing after the other.
+/// A worker that executes one request after the other.
 #[derive(Debug)]
 pub(in crate::bench) struct Worker(Program);
 
@@ -178,35 +178,35 @@ impl Worker {
         Program::spawn(command).map(Self)
     }
 
-    /// Has something done that nobody waits for. After this the worker can only be ended.
-    pub(in crate::bench) fn tell(&mut self, order: &Value) -> Result<()> {
+    /// Sends a request without reading its response. After this the worker can only be ended.
+    pub(in crate::bench) fn send(&mut self, request: &Value) -> Result<()> {
         let input = self.0.child.stdin.as_mut().context("no input")?;
-        writeln!(input, "{order}").context("the worker is gone")
+        writeln!(input, "{request}").context("the worker has exited")
     }
 
-    /// Has something done, and answers all numbers.
-    pub(in crate::bench) fn ask(&mut self, order: &Value) -> Result<Numbers> {
-        self.tell(order)?;
+    /// Sends a request, and returns all values of its response.
+    pub(in crate::bench) fn call(&mut self, request: &Value) -> Result<Numbers> {
+        self.send(request)?;
         let line = self.0.line()?;
         match serde_json::from_str(&line) {
-            Ok(Answer::Done(numbers)) => Ok(numbers),
-            Ok(Answer::Failed(why)) => bail!("{order}: {why}"),
+            Ok(Response::Done(numbers)) => Ok(numbers),
+            Ok(Response::Failed(why)) => bail!("{request}: {why}"),
             Err(error) => {
                 let log = log_path()?;
                 bail!(
-                    "{order}: the worker answered {line:?}: {error}; what was said is in {}",
+                    "{request}: the worker responded with {line:?}: {error}; its log is {}",
                     log.display()
                 )
             }
         }
     }
 
-    /// Has something done, and answers the numbers of one name.
-    pub(in crate::bench) fn measure(&mut self, order: &Value, name: &str) -> Result<Vec<f64>> {
-        let mut numbers = self.ask(order)?;
+    /// Sends a request, and returns the values of one name.
+    pub(in crate::bench) fn measure(&mut self, request: &Value, name: &str) -> Result<Vec<f64>> {
+        let mut numbers = self.call(request)?;
         numbers
             .remove(name)
-            .with_context(|| format!("{order}: there is no {name} in the answer"))
+            .with_context(|| format!("{request}: there is no {name} in the response"))
     }
 
     pub(in crate::bench) fn pid(&self) -> u32 {
@@ -214,8 +214,7 @@ impl Worker {
     }
 }
 
-/// The memory of a process and of those below it that run the same program, in MiB, each page shared fairly among those
-/// that use it.
+/// The proportional set size (PSS) of a process and of its children that run the same program, in MiB.
 pub(in crate::bench) fn memory(pid: u32) -> Result<f64> {
     let program = fs::read_link(format!("/proc/{pid}/exe"))?;
     let mut total = own_memory(pid)?;
@@ -237,15 +236,15 @@ fn own_memory(pid: u32) -> Result<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
     let number = line.and_then(|line| line.split_whitespace().next());
     let kibibytes: f64 = number
-        .context("the kernel does not tell the memory")?
+        .context("the kernel does not report the PSS")?
         .parse()?;
     Ok(kibibytes / KIBIBYTE)
 }
 
-/// Ticks in a second, in which the kernel counts.
+/// The kernel's clock ticks per second.
 const TICKS: f64 = 100.0;
 
-/// What a process has used of the processors, in seconds.
+/// The CPU time of a process, in seconds.
 pub(in crate::bench) fn processor_seconds(pid: u32) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // After the name, which is in brackets: the 14th and the 15th field are those of the program and of the kernel.

@@ -1,4 +1,4 @@
-//! Where a session is measured: a client and a target in network namespaces of their own, and the wire between them.
+//! The site where a session is measured: a client and a target in network namespaces of their own, and the wire between them.
 //!
 //! ```text
 //!   client 10.201.0.1                      the wire            target 10.201.0.2
@@ -19,7 +19,7 @@ use super::programs::{Program, Programs, Worker, log_path};
 
 pub(in crate::bench) const TARGET: &str = "10.201.0.2";
 pub(in crate::bench) const CLIENT: &str = "10.201.0.1";
-/// Small files in the target's tree. Each is used once where a cache would tell a different story.
+/// Small files in the target's tree. Each is used once where a cache would distort the result.
 pub(super) const SMALL_FILES: usize = 4000;
 /// The size of the large file.
 pub(super) const LARGE_FILE: usize = 64 << 20;
@@ -47,7 +47,7 @@ impl Server {
     }
 }
 
-/// How a chain of relays speaks between its two hops.
+/// The transport between the two hops of a chain of relays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Transport {
     Tcp,
@@ -62,7 +62,7 @@ impl Transport {
         }
     }
 
-    /// Where a plain chain to a server begins, in the client's namespace.
+    /// The address of a chain to a server, in the client's namespace.
     pub(super) fn chain(self, server: Server) -> String {
         format!("127.0.0.1:{}", self.near(server))
     }
@@ -76,7 +76,7 @@ impl Transport {
     }
 }
 
-/// The place. What was started in it ends with it, in this order.
+/// The site. What was started in it ends with it, in this order.
 #[derive(Debug)]
 pub(super) struct Site {
     programs: Programs,
@@ -93,7 +93,7 @@ pub(super) struct Site {
 impl Site {
     pub(super) fn build(programs: Programs) -> Result<Self> {
         let folder = Folder::new()?;
-        // What was said in the run before is of no use any more.
+        // Discards the log of the previous run.
         File::create(log_path()?)?;
         let config = folder.0.join("standin.yaml");
         // The worker's own servers on this machine are not the target's.
@@ -125,7 +125,7 @@ impl Site {
         "/mnt"
     }
 
-    /// A folder of this machine, for what is local.
+    /// A folder of this machine, for local files.
     pub(super) fn local_folder(&self) -> &Path {
         &self.folder.0
     }
@@ -137,9 +137,9 @@ impl Site {
         Ok(())
     }
 
-    /// A worker at the client that knows nothing of sessions.
+    /// A worker at the client without a session.
     pub(super) fn bare_worker(&self) -> Result<Worker> {
-        let mut command = within(&self.client_network);
+        let mut command = in_network(&self.client_network);
         command.arg(&self.programs.workload).arg("worker");
         Worker::start(command)
     }
@@ -152,7 +152,7 @@ impl Site {
         }
     }
 
-    /// The same, over connections that are cut every so often.
+    /// The same, over connections that are reset at an interval.
     pub(super) fn cut_session_worker(&mut self, every: Duration) -> Result<(Program, Worker)> {
         let mut relay = self.relay(&self.target_network);
         relay.args(["--listen", &format!("{TARGET}:{CUT_AGENT}")]);
@@ -173,7 +173,7 @@ impl Site {
     }
 
     fn session_worker_at(&self, port: u16, certificate: Option<&str>) -> Result<Worker> {
-        let mut command = within(&self.client_network);
+        let mut command = in_network(&self.client_network);
         command
             .env("STANDIN_AGENT_TOKEN", TOKEN)
             .arg(&self.programs.standin)
@@ -188,7 +188,7 @@ impl Site {
 
     fn start_agents(&mut self) -> Result<()> {
         for (port, tls) in [(AGENT, false), (TLS_AGENT, true)] {
-            let mut command = within(&self.target_network);
+            let mut command = in_network(&self.target_network);
             command
                 .env("STANDIN_AGENT_TOKEN", TOKEN)
                 .arg(&self.programs.standind)
@@ -198,9 +198,9 @@ impl Site {
             if tls {
                 command.arg("--tls");
             }
-            let (agent, said) = Program::start(command)?;
+            let (agent, first_line) = Program::start(command)?;
             if tls {
-                self.certificate = last_word(&said)?;
+                self.certificate = last_word(&first_line)?;
             }
             self.agents.push(agent);
         }
@@ -221,9 +221,9 @@ impl Site {
                 if transport == Transport::Tls {
                     far.arg("--tls");
                 }
-                let (far, said) = Program::start(far)?;
+                let (far, first_line) = Program::start(far)?;
                 if transport == Transport::Tls {
-                    near.args(["--certificate", &last_word(&said)?]);
+                    near.args(["--certificate", &last_word(&first_line)?]);
                 }
                 relays.extend([far, Program::start(near)?.0]);
             }
@@ -233,7 +233,7 @@ impl Site {
     }
 
     fn relay(&self, network: &Program) -> Command {
-        let mut command = within(network);
+        let mut command = in_network(network);
         command.arg(&self.programs.workload).arg("relay");
         command
     }
@@ -241,10 +241,10 @@ impl Site {
 
 fn last_word(line: &str) -> Result<String> {
     let word = line.split_whitespace().last();
-    Ok(word.context("no certificate was named")?.to_owned())
+    Ok(word.context("no certificate was printed")?.to_owned())
 }
 
-/// A process that keeps a network namespace.
+/// A process that keeps a network namespace alive.
 pub(in crate::bench) fn network() -> Result<Program> {
     let mut command = Command::new("unshare");
     command.args([
@@ -257,8 +257,8 @@ pub(in crate::bench) fn network() -> Result<Program> {
     Ok(Program::start(command)?.0)
 }
 
-/// A command in the network namespace that a process keeps.
-pub(in crate::bench) fn within(network: &Program) -> Command {
+/// A command in the network namespace of a process.
+pub(in crate::bench) fn in_network(network: &Program) -> Command {
     let mut command = Command::new("nsenter");
     command
         .arg(format!("--net={}", namespace(network)))
@@ -278,13 +278,13 @@ pub(in crate::bench) fn join(client: &Program, target: &Program) -> Result<Wire>
         ("target", target, TARGET, CLIENT),
     ] {
         let address = own.parse().context("an address of the bench")?;
-        let place = File::open(namespace(network)).context("opening a namespace")?;
-        wire.attach(endpoint, endpoint, &place, "wire0", &[address])?;
+        let namespace_file = File::open(namespace(network)).context("opening a namespace")?;
+        wire.attach(endpoint, endpoint, &namespace_file, "wire0", &[address])?;
         for arguments in [
             ["addr", "add", own, "dev", "wire0"],
             ["route", "add", other, "dev", "wire0"],
         ] {
-            let status = within(network).arg("ip").args(arguments).status()?;
+            let status = in_network(network).arg("ip").args(arguments).status()?;
             if !status.success() {
                 bail!("`ip {}` failed", arguments.join(" "));
             }
@@ -294,7 +294,7 @@ pub(in crate::bench) fn join(client: &Program, target: &Program) -> Result<Wire>
 }
 
 fn start_target(programs: &Programs, network: &Program) -> Result<Program> {
-    let mut command = within(network);
+    let mut command = in_network(network);
     command
         .args(["unshare", "--mount", "--uts", "--"])
         .arg(&programs.workload)

@@ -1,4 +1,4 @@
-//! How long programs take to start and end, in a session that is up.
+//! How long programs take to start and exit, in a running session.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -32,13 +32,14 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
             eprintln!("{name}: not installed, not measured");
             continue;
         };
-        let order = json!({"do": "start", "program": program, "arguments": arguments, "count": 3});
+        let request =
+            json!({"do": "start", "program": program, "arguments": arguments, "count": 3});
         let (mut without, mut with) = (Vec::new(), Vec::new());
         // The first start reads files from the disk.
-        bare.ask(&order)?;
+        bare.call(&request)?;
         for _ in 0..extent.rounds(5) {
-            without.extend(bare.measure(&order, "seconds")?);
-            with.extend(inside.measure(&order, "seconds")?);
+            without.extend(bare.measure(&request, "seconds")?);
+            with.extend(inside.measure(&request, "seconds")?);
         }
         rows.push(
             Row::new(format!("start of {name}"), median(with) * 1e3, "ms")
@@ -49,7 +50,7 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The interpreter itself: what is on the path may be a script that looks for it.
+/// The interpreter itself: the one on `PATH` may be a script that starts it.
 fn python() -> Option<PathBuf> {
     let mut command = Command::new(process::find_program("python3")?);
     command.args(["-c", "import sys; print(sys.executable)"]);

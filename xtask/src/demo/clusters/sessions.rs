@@ -1,5 +1,5 @@
-//! Sessions in a cluster: a program that looks around as a pod of the shop, and one that answers some of its requests.
-//! First with nothing installed, then through the operator, and with several clusters through the operators of all.
+//! Sessions in a cluster: a program that inspects its environment as a pod of the shop, and one that serves some of the
+//! shop's requests. First with nothing installed, then through the operator, and finally over several clusters.
 
 mod members;
 
@@ -26,7 +26,7 @@ const TARGET: &str = "deployment/checkout";
 const HEADER: &str = "baggage: developer=you";
 const ADDRESS: &str = "http://checkout:8080/whoami";
 const NEW: &str = "order taken by the new version";
-/// What `look` finds as a pod of the shop, and nowhere else.
+/// What `inspect` finds as a pod of the shop, and nowhere else.
 const ONLY_INSIDE: [&str; 3] = ["checkout-", "a-sample-key", "\"service\":\"inventory\""];
 
 /// The programs of this part.
@@ -44,7 +44,7 @@ pub(super) enum WithOperator {
 }
 
 impl Sessions {
-    /// Compiles what has changed, unless that was done before root was asked for.
+    /// Compiles what has changed, unless that was done before the command continued as root.
     pub(super) fn build(progress: &Progress) -> Result<Self> {
         let root = workspace::root()?;
         let was_built = std::env::var_os(lab::environment::STATIC_STANDIND).is_some();
@@ -78,7 +78,7 @@ impl Sessions {
                 standin.env_remove(variable);
             }
         }
-        // Ours, and no settings of a session.
+        // These variables are not settings of a session.
         for variable in [
             lab::environment::STATIC_STANDIND,
             lab::environment::SHOP_PROGRAMS,
@@ -106,14 +106,14 @@ impl Sessions {
         println!(
             "
 Now a program of this machine becomes a part of the shop in {}. Nothing is installed there: `standin` uses the rights of
-your kubeconfig, and its agent is a container that it adds to a pod. What there is to stand in for:
+your kubeconfig, and its agent is a container that it adds to a pod. The available targets:
 
 $ standin ls -n {NAMESPACE}",
             client.name()
         );
         print!("{}", process::output(self.standin(client).arg("ls"))?);
-        self.look_around(client)?;
-        self.answer_some(client, Through::OwnRights)?;
+        self.inspect_environment(client)?;
+        self.serve_some(client, AccessPath::OwnRights)?;
         if operator == WithOperator::No {
             println!(
                 "\nTeams install the operator (docs/operator.md); here it is left out, since the cluster is yours."
@@ -131,26 +131,26 @@ $ standin ls -n {NAMESPACE}",
     }
 
     /// The same program, outside and inside.
-    fn look_around(&self, client: &Client) -> Result<()> {
+    fn inspect_environment(&self, client: &Client) -> Result<()> {
         println!(
-            "\n`look` is a program that a developer works on: static Go, knowing nothing of Standin. Run as it is:\n\n$ look shop"
+            "\n`inspect` is a program that a developer works on: static Go, without any knowledge of Standin. Run as it is:\n\n$ inspect shop"
         );
-        let outside = process::output(Command::new(&self.programs.look).arg("shop"))?;
+        let outside = process::output(Command::new(&self.programs.inspect).arg("shop"))?;
         print!("{outside}");
         println!(
-            "\nRun as the stand-in for the deployment `checkout`:\n\n$ standin exec -t {TARGET} -n {NAMESPACE} -- look shop"
+            "\nRun as the stand-in for the deployment `checkout`:\n\n$ standin exec -t {TARGET} -n {NAMESPACE} -- inspect shop"
         );
         let mut session = self.standin(client);
         session
             .env("STANDIN_AGENT_IMAGE", standind::REFERENCE)
             .args(["exec", "-t", TARGET, "--"])
-            .arg(&self.programs.look)
+            .arg(&self.programs.inspect)
             .arg("shop");
         let inside = process::output(&mut session)?;
         print!("{inside}");
         println!(
             "
-The same program, on this machine, with a pod's host name, environment, secrets, names and network. Nothing was rebuilt
+The same program, on this machine, with a pod's host name, environment, secrets, DNS names and network. Nothing was rebuilt
 or deployed, and the shop was not touched."
         );
         for expected in ONLY_INSIDE {
@@ -166,18 +166,18 @@ or deployed, and the shop was not touched."
         Ok(())
     }
 
-    /// A new version answers the requests with the header, in every pod.
-    fn answer_some(&self, client: &Client, through: Through) -> Result<()> {
+    /// A new version serves the requests with the header, in every pod.
+    fn serve_some(&self, client: &Client, access: AccessPath) -> Result<()> {
         let filter = format!("^{HEADER}$");
         println!(
             "
-The other direction: a new version of `checkout` on this machine answers requests that have your header, whichever pod
-they come to, and nobody else's. It listens on port 8000, the service on 8080:
+The other direction: a new version of `checkout` on this machine serves the requests that have your header, of every
+pod, and no other requests. It listens on port 8000, the service on 8080:
 
 $ standin exec -t {TARGET} -n {NAMESPACE} --steal --header-filter '{filter}' --port-mapping 8000:8080 -- checkout"
         );
         let mut session = self.standin(client);
-        if through == Through::OwnRights {
+        if access == AccessPath::OwnRights {
             session.env("STANDIN_AGENT_IMAGE", standind::REFERENCE);
         }
         session
@@ -185,11 +185,11 @@ $ standin exec -t {TARGET} -n {NAMESPACE} --steal --header-filter '{filter}' --p
             .args(["--port-mapping", "8000:8080", "--"])
             .arg(&self.programs.checkout);
         let session = Session::start(session)?;
-        let everybody = self.ask(client, None, through)?;
-        let you = self.ask(client, Some(HEADER), through)?;
-        if through == Through::Operator {
+        let others = self.call(client, None, access)?;
+        let you = self.call(client, Some(HEADER), access)?;
+        if access == AccessPath::Operator {
             println!(
-                "\nEverybody who may can see who is where:\n\n$ standin operator session list"
+                "\nAuthorized users can list the sessions:\n\n$ standin operator session list"
             );
             let mut list = self.standin(client);
             let listed = process::output(list.args(["operator", "session", "list"]))?;
@@ -198,28 +198,28 @@ $ standin exec -t {TARGET} -n {NAMESPACE} --steal --header-filter '{filter}' --p
         }
         session.end()?;
         println!("\nThe session has ended, and all is as before:");
-        let afterwards = self.ask(client, Some(HEADER), through)?;
-        judge(&everybody, &you, &afterwards)
+        let afterwards = self.call(client, Some(HEADER), access)?;
+        verify(&others, &you, &afterwards)
     }
 
-    /// One request, from where the storefront is: in a session of its own.
-    fn ask(&self, client: &Client, header: Option<&str>, through: Through) -> Result<String> {
+    /// Sends one request from the storefront, in its own session.
+    fn call(&self, client: &Client, header: Option<&str>, access: AccessPath) -> Result<String> {
         let shown = header.map_or_else(String::new, |header| format!(" '{header}'"));
         println!(
-            "\n$ standin exec -q -t deployment/storefront -n {NAMESPACE} -- ask {ADDRESS}{shown}"
+            "\n$ standin exec -q -t deployment/storefront -n {NAMESPACE} -- call {ADDRESS}{shown}"
         );
         let mut session = self.standin(client);
-        if through == Through::OwnRights {
+        if access == AccessPath::OwnRights {
             session.env("STANDIN_AGENT_IMAGE", standind::REFERENCE);
         }
         session
             .args(["exec", "--quiet", "-t", "deployment/storefront", "--"])
-            .arg(&self.programs.ask)
+            .arg(&self.programs.call)
             .arg(ADDRESS)
             .args(header);
-        let answer = process::output(&mut session)?;
-        println!("{}", answer.trim_end());
-        Ok(answer)
+        let response = process::output(&mut session)?;
+        println!("{}", response.trim_end());
+        Ok(response)
     }
 
     fn through_operator(&self, client: &Client) -> Result<()> {
@@ -228,20 +228,20 @@ $ standin exec -t {TARGET} -n {NAMESPACE} --steal --header-filter '{filter}' --p
         print!("{}", process::output(status.args(["operator", "status"]))?);
         println!(
             "
-From now on sessions go through the operator by themselves: the same commands, and users need one right, to have a
+From now on sessions use the operator automatically: the same commands, and users need one right, to have a
 session with this target, and none to start pods or to change them."
         );
-        self.answer_some(client, Through::Operator)
+        self.serve_some(client, AccessPath::Operator)
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Through {
+enum AccessPath {
     OwnRights,
     Operator,
 }
 
-/// Clusters that have none are left alone.
+/// Does nothing in clusters without an operator.
 fn uninstall_operator(client: &Client) -> Result<()> {
     process::output(client.helm().args([
         "uninstall",
@@ -255,13 +255,13 @@ fn uninstall_operator(client: &Client) -> Result<()> {
     .map(drop)
 }
 
-/// A demo that shows nothing must not look like one that went well.
-fn judge(everybody: &str, you: &str, afterwards: &str) -> Result<()> {
-    let is_deployed = |answer: &str| answer.contains("\"service\":\"checkout\"");
-    if !is_deployed(everybody) || !you.contains(NEW) || !is_deployed(afterwards) {
+/// Fails if the demo did not show what it should.
+fn verify(others: &str, you: &str, afterwards: &str) -> Result<()> {
+    let is_deployed = |response: &str| response.contains("\"service\":\"checkout\"");
+    if !is_deployed(others) || !you.contains(NEW) || !is_deployed(afterwards) {
         bail!(
-            "the new version was to answer the request with the header, and the pods all others; the answers were \
-             {everybody:?}, {you:?} and {afterwards:?}"
+            "the new version should serve the request with the header, and the pods all others; the responses were \
+             {others:?}, {you:?} and {afterwards:?}"
         );
     }
     Ok(())
@@ -272,11 +272,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_must_come_from_whom_they_should() {
+    fn responses_must_come_from_the_expected_version() {
         let pod = "{\"service\":\"checkout\",\"pod\":\"checkout-1\"}";
-        assert!(judge(pod, NEW, pod).is_ok());
-        assert!(judge(pod, pod, pod).is_err());
-        assert!(judge(NEW, NEW, pod).is_err());
-        assert!(judge(pod, NEW, NEW).is_err());
+        assert!(verify(pod, NEW, pod).is_ok());
+        assert!(verify(pod, pod, pod).is_err());
+        assert!(verify(NEW, NEW, pod).is_err());
+        assert!(verify(pod, NEW, NEW).is_err());
     }
 }

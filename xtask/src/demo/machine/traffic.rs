@@ -1,4 +1,4 @@
-//! The part people come for: requests to the service, answered by a program on this machine.
+//! Requests to the service that a program on this machine serves.
 
 use std::process::{Command, Stdio};
 
@@ -18,8 +18,8 @@ pub(super) fn show(programs: &Programs, service: &Service) -> Result<()> {
     let filter = format!("^{HEADER}$");
     println!(
         "
-Now the other direction. The service takes orders, and everybody uses it. You have a new version of it, `checkout`, and
-want it to answer your own requests, which have a header of yours, and nobody else's:
+Now the other direction. The service takes orders, and other users need it. You have a new version of it,
+`checkout`, which should serve only your own requests. These have a header:
 
 $ standin exec -t process/{} --steal --header-filter '{filter}' -- checkout",
         service.pid
@@ -31,20 +31,20 @@ $ standin exec -t process/{} --steal --header-filter '{filter}' -- checkout",
         .arg(&programs.checkout)
         .stdin(Stdio::null());
     let session = Session::start(session)?;
-    let everybody = ask(programs, service, None)?;
-    let you = ask(programs, service, Some(HEADER))?;
+    let others = call(programs, service, None)?;
+    let you = call(programs, service, Some(HEADER))?;
     session.end()?;
     println!("\nThe session has ended, and all is as before:");
-    let afterwards = ask(programs, service, Some(HEADER))?;
-    judge(&everybody, &you, &afterwards)
+    let afterwards = call(programs, service, Some(HEADER))?;
+    verify(&others, &you, &afterwards)
 }
 
-/// A demo that shows nothing must not look like one that went well.
-fn judge(everybody: &str, you: &str, afterwards: &str) -> Result<()> {
-    for (answer, expected) in [(everybody, DEPLOYED), (you, NEW), (afterwards, DEPLOYED)] {
-        if !answer.contains(expected) {
+/// Fails if the demo did not show what it should.
+fn verify(others: &str, you: &str, afterwards: &str) -> Result<()> {
+    for (response, expected) in [(others, DEPLOYED), (you, NEW), (afterwards, DEPLOYED)] {
+        if !response.contains(expected) {
             bail!(
-                "the answer {answer:?} should be {expected:?}. `standin diagnose` says what is missing here"
+                "the response {response:?} should be {expected:?}. `standin diagnose` reports what is missing here"
             );
         }
     }
@@ -52,10 +52,10 @@ fn judge(everybody: &str, you: &str, afterwards: &str) -> Result<()> {
 }
 
 /// One request, from the service's own network.
-fn ask(programs: &Programs, service: &Service, header: Option<&str>) -> Result<String> {
+fn call(programs: &Programs, service: &Service, header: Option<&str>) -> Result<String> {
     match header {
-        Some(header) => println!("\n$ ask {ADDRESS} '{header}'"),
-        None => println!("\n$ ask {ADDRESS}"),
+        Some(header) => println!("\n$ call {ADDRESS} '{header}'"),
+        None => println!("\n$ call {ADDRESS}"),
     }
     let mut command = Command::new("nsenter");
     command
@@ -64,9 +64,9 @@ fn ask(programs: &Programs, service: &Service, header: Option<&str>) -> Result<S
     if !geteuid().is_root() {
         command.args(["--user", "--preserve-credentials"]);
     }
-    let answer = process::output(command.arg(&programs.ask).arg(ADDRESS).args(header))?;
-    print!("{answer}");
-    Ok(answer)
+    let response = process::output(command.arg(&programs.call).arg(ADDRESS).args(header))?;
+    print!("{response}");
+    Ok(response)
 }
 
 #[cfg(test)]
@@ -74,10 +74,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_must_come_from_whom_they_should() {
-        assert!(judge(DEPLOYED, NEW, DEPLOYED).is_ok());
-        assert!(judge(DEPLOYED, DEPLOYED, DEPLOYED).is_err());
-        assert!(judge(NEW, NEW, DEPLOYED).is_err());
-        assert!(judge(DEPLOYED, NEW, NEW).is_err());
+    fn responses_must_come_from_the_expected_version() {
+        assert!(verify(DEPLOYED, NEW, DEPLOYED).is_ok());
+        assert!(verify(DEPLOYED, DEPLOYED, DEPLOYED).is_err());
+        assert!(verify(NEW, NEW, DEPLOYED).is_err());
+        assert!(verify(DEPLOYED, NEW, NEW).is_err());
     }
 }

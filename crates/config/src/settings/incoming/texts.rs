@@ -118,9 +118,9 @@ pub(crate) fn check_query(text: &str) -> Result<(), String> {
             "`..` is used more than {MAX_DESCENDANT_SEARCHES} times, which could take very long"
         ));
     }
-    // The target also has the function `typeof`, which takes and gives what `value` does.
-    let known = text.replace("typeof(", "value(");
-    JsonPath::parse(&known)
+    // The target also has the function `typeof`, which has the same parameter and result types as `value`.
+    let standard = text.replace("typeof(", "value(");
+    JsonPath::parse(&standard)
         .map(|_| ())
         .map_err(|error| error.message().to_owned())
 }

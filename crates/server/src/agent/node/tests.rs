@@ -31,11 +31,7 @@ impl Node {
         }
     }
 
-    async fn request_as(
-        &self,
-        identity: &Identity,
-        request: &NodeRequest,
-    ) -> Result<ServeResponse> {
+    async fn request_as(&self, identity: &Identity, request: &NodeRequest) -> Result<NodeResponse> {
         let name = ServerName::try_from("node-agent")?;
         let trust = Trust::Pinned(self.certificate);
         let dialer = TlsDialer::with_identity(TcpDialer::new(self.address), name, trust, identity)?;
@@ -46,7 +42,7 @@ impl Node {
         Ok(serde_json::from_slice(&response)?)
     }
 
-    async fn request(&self, request: &NodeRequest) -> ServeResponse {
+    async fn request(&self, request: &NodeRequest) -> NodeResponse {
         self.request_as(&self.operator, request).await.unwrap()
     }
 }
@@ -62,7 +58,7 @@ async fn unauthenticated_peers_are_rejected() {
     let node = Node::start().await;
     let other_identity = Identity::generate().unwrap();
     assert!(node.request_as(&other_identity, &list_all()).await.is_err());
-    assert_eq!(node.request(&list_all()).await, ServeResponse::default());
+    assert_eq!(node.request(&list_all()).await, NodeResponse::default());
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
 //! One session over all clusters: the operator of the first becomes the Primary, those of the others its members, and one
-//! program of this machine answers requests of all.
+//! program of this machine serves requests of all clusters.
 
 use anyhow::{Context as _, Result, ensure};
 use lab::Client;
@@ -25,15 +25,15 @@ pub(super) fn show(sessions: &Sessions, clients: &[Client]) -> Result<()> {
         let name = client.name();
         ensure!(status.contains(name), "{name} is not shown");
     }
-    answer_all(sessions, clients, primary.name())
+    serve_all(sessions, clients, primary.name())
 }
 
 fn install(primary: &Client, members: &[Client]) -> Result<()> {
     let name = primary.name();
     println!(
         "
-The shop is in {} clusters, and a request comes to one of them. Nobody has to know to which: the operator of {name} becomes
-the Primary, which coordinates those of the others. They are its members:
+The shop is in {} clusters, and a request reaches one of them. Users do not have to know which: the operator of {name} becomes
+the Primary, which coordinates the others. They are its members:
 ",
         members.len() + 1
     );
@@ -55,7 +55,7 @@ the Primary, which coordinates those of the others. They are its members:
     println!(
         "
 Their addresses and tokens are values of the Primary's chart (docs/multi-cluster.md). {name} is also the Default: the one
-whose environment, files, names and connections a session has.
+whose environment, files, DNS names and connections a session has.
 
 $ helm upgrade standin charts/standin-operator --namespace {OPERATOR_NAMESPACE} --kube-context {name} --values clusters.yaml"
     );
@@ -70,8 +70,8 @@ $ helm upgrade standin charts/standin-operator --namespace {OPERATOR_NAMESPACE} 
     operator::wait_for_members(primary, &names)
 }
 
-/// One program answers the requests with the header, in every cluster.
-fn answer_all(sessions: &Sessions, clients: &[Client], primary: &str) -> Result<()> {
+/// One program serves the requests with the header, in every cluster.
+fn serve_all(sessions: &Sessions, clients: &[Client], primary: &str) -> Result<()> {
     let filter = format!("^{HEADER}$");
     println!(
         "
@@ -89,30 +89,30 @@ $ standin exec -t {TARGET} -n {NAMESPACE} --steal --header-filter '{filter}' --p
     println!("\nThe same request, in each of the clusters, without the header and with it:");
     for client in clients {
         let name = client.name();
-        let everybody = ask(sessions, client, None)?;
-        let you = ask(sessions, client, Some(HEADER))?;
-        judge(name, primary, &everybody, &you)?;
+        let others = call(sessions, client, None)?;
+        let you = call(sessions, client, Some(HEADER))?;
+        verify(name, primary, &others, &you)?;
     }
     session.end()?;
     println!(
         "
-Requests of {} clusters were answered by one process on this machine, with the world of {primary} around it. The session
-has ended, and every cluster answers for itself:",
+Requests of {} clusters were served by one process on this machine, with the environment of {primary}. The session has
+ended, and every cluster serves its own requests:",
         clients.len()
     );
     for client in clients {
-        let afterwards = ask(sessions, client, Some(HEADER))?;
+        let afterwards = call(sessions, client, Some(HEADER))?;
         ensure!(
             is_deployed(client.name(), &afterwards),
-            "{} was to answer for itself, and the answer was {afterwards:?}",
+            "{} should serve its own request, and the response was {afterwards:?}",
             client.name()
         );
     }
     Ok(())
 }
 
-/// One request inside of a cluster: in a session that stays there.
-fn ask(sessions: &Sessions, client: &Client, header: Option<&str>) -> Result<String> {
+/// Sends one request inside of a cluster, in a session that uses only that cluster.
+fn call(sessions: &Sessions, client: &Client, header: Option<&str>) -> Result<String> {
     let mut session = sessions.standin(client);
     session
         .args([
@@ -123,34 +123,34 @@ fn ask(sessions: &Sessions, client: &Client, header: Option<&str>) -> Result<Str
             "deployment/storefront",
             "--",
         ])
-        .arg(&sessions.programs.ask)
+        .arg(&sessions.programs.call)
         .arg(ADDRESS)
         .args(header);
-    let answer = process::output(&mut session)?;
+    let response = process::output(&mut session)?;
     let shown = header.map_or_else(String::new, |header| format!(" '{header}'"));
     println!(
-        "\n{}$ ask {ADDRESS}{shown}\n{}",
+        "\n{}$ call {ADDRESS}{shown}\n{}",
         client.name(),
-        answer.trim_end()
+        response.trim_end()
     );
-    Ok(answer)
+    Ok(response)
 }
 
-/// A demo that shows nothing must not look like one that went well.
-fn judge(cluster: &str, default: &str, everybody: &str, you: &str) -> Result<()> {
+/// Fails if the demo did not show what it should.
+fn verify(cluster: &str, default: &str, others: &str, you: &str) -> Result<()> {
     let environment = format!("with the environment of cluster {default}");
     ensure!(
-        is_deployed(cluster, everybody) && you.contains(NEW) && you.contains(&environment),
-        "in {cluster} the new version was to answer the request with the header, and the pod there the other one; the \
-         answers were {everybody:?} and {you:?}"
+        is_deployed(cluster, others) && you.contains(NEW) && you.contains(&environment),
+        "in {cluster} the new version should serve the request with the header, and the pod there the other one; the \
+         responses were {others:?} and {you:?}"
     );
     Ok(())
 }
 
-/// Whether the cluster's own pods have answered.
-fn is_deployed(cluster: &str, answer: &str) -> bool {
-    answer.contains("\"service\":\"checkout\"")
-        && answer.contains(&format!("\"cluster\":\"{cluster}\""))
+/// Whether the cluster's own pods have responded.
+fn is_deployed(cluster: &str, response: &str) -> bool {
+    response.contains("\"service\":\"checkout\"")
+        && response.contains(&format!("\"cluster\":\"{cluster}\""))
 }
 
 #[cfg(test)]
@@ -158,13 +158,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_must_be_those_of_the_cluster_and_of_the_default() {
+    fn responses_must_have_the_expected_cluster_and_environment() {
         let pod = "{\"service\":\"checkout\",\"cluster\":\"west\",\"pod\":\"checkout-1\"}";
         let new = format!("{NEW}, for 10.0.0.1, with the environment of cluster east");
-        assert!(judge("west", "east", pod, &new).is_ok());
-        assert!(judge("east", "east", pod, &new).is_err());
-        assert!(judge("west", "north", pod, &new).is_err());
-        assert!(judge("west", "east", pod, pod).is_err());
-        assert!(judge("west", "east", &new, &new).is_err());
+        assert!(verify("west", "east", pod, &new).is_ok());
+        assert!(verify("east", "east", pod, &new).is_err());
+        assert!(verify("west", "north", pod, &new).is_err());
+        assert!(verify("west", "east", pod, pod).is_err());
+        assert!(verify("west", "east", &new, &new).is_err());
     }
 }

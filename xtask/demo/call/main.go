@@ -1,4 +1,4 @@
-// Ask is a client of the service: it makes one request, with the headers that follow the address, and prints the answer.
+// Call is a client of the service: it sends one request, with the headers that follow the address, and prints the response.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Look is the program that a developer works on. It knows nothing of Standin: it reads a variable, a file, a name and
-// another service, as programs do, and says what it found. It is linked statically, so nothing can be loaded into it.
+// Inspect is the program that a developer works on. It knows nothing of Standin: it reads a variable, a file, a DNS name
+// and another service, as programs do, and prints what it found. It is linked statically, so nothing can be loaded into it.
 package main
 
 import (
@@ -30,29 +30,29 @@ var sources = map[string][4]string{
 }
 
 func main() {
-	place := sources[strings.Join(os.Args[1:], " ")]
-	variable, file, name, address := place[0], place[1], place[2], place[3]
+	source := sources[strings.Join(os.Args[1:], " ")]
+	variable, file, name, address := source[0], source[1], source[2], source[3]
 	found := bufio.NewWriter(os.Stdout)
 	defer found.Flush()
-	say := func(what, answer string, err error) {
+	report := func(what, value string, err error) {
 		if err != nil {
-			answer = "- " + last(err)
+			value = "- " + last(err)
 		}
-		fmt.Fprintf(found, "  %-44s %s\n", what, answer)
+		fmt.Fprintf(found, "  %-44s %s\n", what, value)
 	}
 	host, err := os.Hostname()
-	say("host name", host, err)
-	say("variable "+variable, valueOf(variable), nil)
+	report("host name", host, err)
+	report("variable "+variable, valueOf(variable), nil)
 	settings, err := os.ReadFile(file)
-	say("file "+file, strings.TrimSpace(string(settings)), err)
+	report("file "+file, strings.TrimSpace(string(settings)), err)
 	addresses, err := net.LookupHost(name)
-	say("name "+name, strings.Join(addresses, " "), err)
-	answer, err := get(address)
-	say("GET "+strings.TrimPrefix(address, "http://"), answer, err)
+	report("name "+name, strings.Join(addresses, " "), err)
+	response, err := get(address)
+	report("GET "+strings.TrimPrefix(address, "http://"), response, err)
 }
 
 func valueOf(variable string) string {
-	if value, there := os.LookupEnv(variable); there {
+	if value, isSet := os.LookupEnv(variable); isSet {
 		return value
 	}
 	return "- not set"
@@ -69,7 +69,7 @@ func get(address string) (string, error) {
 	return strings.TrimSpace(string(body)), err
 }
 
-// last is what went wrong, without the list of who had to do with it.
+// last returns the innermost error, without its context.
 func last(err error) string {
 	parts := strings.Split(err.Error(), ": ")
 	return parts[len(parts)-1]
