@@ -43,7 +43,10 @@ use http::{Request, Response};
 use hyper::body::Incoming as RequestBody;
 use protocol::incoming::Accept;
 use protocol::rpc::incoming_server::Incoming;
-use protocol::rpc::{ReportRequest, ReportResponse, SubscribeEvent, SubscribeRequest};
+use protocol::rpc::{
+    ReportRequest, ReportResponse, SubscribeEvent, SubscribeRequest, UnsubscribeRequest,
+    UnsubscribeResponse,
+};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 use tonic::body::Body;
@@ -88,6 +91,18 @@ impl Incoming for Connection {
         }
         let events = subscription_task::subscribe(self, spec).await?;
         Ok(GrpcResponse::new(EventStream(events)))
+    }
+
+    async fn unsubscribe(
+        &self,
+        request: GrpcRequest<UnsubscribeRequest>,
+    ) -> Result<GrpcResponse<UnsubscribeResponse>, Status> {
+        self.admit().await?;
+        let id = request.into_inner().subscription;
+        if let Some(subscription) = self.subscriptions.find(id) {
+            subscription.end().await;
+        }
+        Ok(GrpcResponse::new(UnsubscribeResponse {}))
     }
 
     async fn report(

@@ -32,6 +32,7 @@
 
 mod accept;
 mod app_connections;
+mod close_events;
 mod listen;
 mod port_bindings;
 mod socket_copies;
@@ -46,6 +47,7 @@ use parking_lot::Mutex;
 
 use self::accept::AcceptQueue;
 pub use self::app_connections::IncomingRegistration;
+pub use self::close_events::CloseEvents;
 pub(crate) use self::socket_copies::CopyGuard;
 use self::socket_copies::SocketCopies;
 
@@ -83,6 +85,12 @@ impl PendingListener {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.listener.socket.address
+    }
+
+    /// The socket's cookie, by which [`CloseEvents`] reports it.
+    #[must_use]
+    pub fn cookie(&self) -> u64 {
+        self.listener.socket.cookie
     }
 
     /// Lets the application's call succeed.

@@ -91,7 +91,7 @@ pub use crate::host::{
     OpenOptions, PathChoice, RemoteFiles,
 };
 pub use crate::incoming::{
-    AppConnection, IncomingRegistration, Listener, PendingListener, is_accepted,
+    AppConnection, CloseEvents, IncomingRegistration, Listener, PendingListener, is_accepted,
 };
 pub use crate::launch::{Launch, PreparedLaunch, Signaller, SupervisedProcess};
 pub use crate::metadata::{FileSystemStats, Metadata, SetTime, Times, Timestamp};

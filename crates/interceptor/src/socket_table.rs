@@ -150,6 +150,29 @@ fn listed(message: &[u8]) -> Option<Entry> {
     })
 }
 
+/// A socket filter that accepts only messages about sockets without a peer.
+pub(crate) fn without_peer_filter() -> [libc::sock_filter; 4] {
+    const PEER_PORT: u32 = 22;
+    const LOAD_HALF_WORD: u16 = 0x28;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    let instruction = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
+    [
+        instruction(LOAD_HALF_WORD, PEER_PORT, 0, 0),
+        instruction(JUMP_IF_EQUAL, 0, 0, 1),
+        instruction(RETURN, u32::MAX, 0, 0),
+        instruction(RETURN, 0, 0, 0),
+    ]
+}
+
+/// The cookie of the socket that a message is about.
+pub(crate) fn cookie_of(message: &[u8]) -> Option<u64> {
+    parse_response(message)
+        .ok()
+        .flatten()
+        .map(|socket| socket.cookie)
+}
+
 fn sock_diag_socket() -> Result<OwnedFd, Errno> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     socket::create(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG)

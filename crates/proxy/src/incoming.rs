@@ -11,6 +11,7 @@
 //! | `request` | the subscribe request, from the settings |
 //! | `accept_pool` | streams that wait at the agent for connections, and the delivery of these |
 //! | `app_listener`, `app_listeners` | the application's listeners |
+//! | `closed_listeners` | receives the kernel's events about closed listeners |
 //! | `datagrams` | the datagrams of one client |
 //! | `tls`, `verify` | TLS towards the application |
 //! | `diagnostics` | detects silent ports and missed requests |
@@ -18,6 +19,7 @@
 mod accept_pool;
 mod app_listener;
 mod app_listeners;
+mod closed_listeners;
 mod datagrams;
 mod diagnostics;
 mod port;
@@ -29,22 +31,27 @@ mod verify;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use config::{IncomingMode, IncomingRules, IncomingSettings};
 use interceptor::{ListenerChoice, PendingListener, Transport};
 use parking_lot::Mutex;
 use protocol::rpc::Failure;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tonic::{Code, Status};
 
 use crate::agent::SessionContext;
 
 use self::app_listener::PendingListen;
-use self::port::PortTask;
+use self::closed_listeners::ClosedListeners;
+pub(crate) use self::port::UNSUBSCRIBE_TIMEOUT;
+use self::port::{PortMessage, PortTask};
 pub use self::request::Holder;
 use self::request::SubscribeOptions;
 use self::tls::TlsDelivery;
 use crate::error::Error;
+
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The incoming traffic of a session. Clones share the same state.
 #[derive(Debug, Clone)]
@@ -58,7 +65,10 @@ struct Shared {
     rules: IncomingRules,
     options: SubscribeOptions,
     tls: Option<Arc<TlsDelivery>>,
-    ports: Mutex<HashMap<PortKey, mpsc::UnboundedSender<PendingListen>>>,
+    ports: Mutex<HashMap<PortKey, mpsc::UnboundedSender<PortMessage>>>,
+    closed_listeners: ClosedListeners,
+    /// How often it is checked whether the application still listens. Events report it earlier where the kernel has them.
+    poll_interval: Duration,
 }
 
 /// A port of the target.
@@ -74,12 +84,23 @@ impl Incoming {
         settings: &IncomingSettings,
         holder: Holder,
     ) -> Result<Self, Error> {
+        Self::with_poll_interval(context, settings, holder, POLL_INTERVAL)
+    }
+
+    fn with_poll_interval(
+        context: SessionContext,
+        settings: &IncomingSettings,
+        holder: Holder,
+        poll_interval: Duration,
+    ) -> Result<Self, Error> {
         let shared = Shared {
             context,
             rules: IncomingRules::new(settings),
             options: SubscribeOptions::new(settings, holder),
             tls: TlsDelivery::new(&settings.tls_delivery)?.map(Arc::new),
             ports: Mutex::default(),
+            closed_listeners: ClosedListeners::default(),
+            poll_interval,
         };
         let shared = Arc::new(shared);
         Ok(Self { shared })
@@ -109,6 +130,23 @@ impl Incoming {
         self.start_listen(PendingListen::from(listener));
     }
 
+    /// For a connection to a TCP port of the target: if the application had a listener on the port and has closed it, the
+    /// connection must not reach the redirection, which is about to be removed. The connection may be opened when the receiver
+    /// completes, with or without a value.
+    pub(crate) fn wait_for_closed_port(&self, port: u16) -> Option<oneshot::Receiver<()>> {
+        let key = PortKey {
+            is_udp: false,
+            port,
+        };
+        let (sender, receiver) = oneshot::channel();
+        let ports = self.shared.ports.lock();
+        ports
+            .get(&key)?
+            .send(PortMessage::Check(Some(sender)))
+            .ok()?;
+        Some(receiver)
+    }
+
     fn start_listen(&self, listen: PendingListen) {
         let Some(port) = self.shared.rules.choose(listen.address) else {
             listen.accept();
@@ -117,25 +155,39 @@ impl Incoming {
         let is_udp = listen.is_udp;
         let local_port = listen.address.port();
         let key = PortKey { is_udp, port };
+        // This comes before the call is completed: the application may close the socket right after it.
+        self.shared
+            .closed_listeners
+            .watch(&self.shared, listen.cookie, key);
+        let message = PortMessage::Listen(listen);
         let mut ports = self.shared.ports.lock();
-        let listen = match ports.get(&key) {
-            Some(sender) => match sender.send(listen) {
+        let message = match ports.get(&key) {
+            Some(sender) => match sender.send(message) {
                 Ok(()) => return,
                 Err(error) => error.0,
             },
-            None => listen,
+            None => message,
         };
-        let (sender, listens) = mpsc::unbounded_channel();
+        let (sender, messages) = mpsc::unbounded_channel();
         // The receiver is still in scope, so the channel is open.
-        let _ = sender.send(listen);
+        let _ = sender.send(message);
         ports.insert(key, sender);
         drop(ports);
-        let task = PortTask::new(Arc::clone(&self.shared), key, local_port, listens);
+        let task = PortTask::new(Arc::clone(&self.shared), key, local_port, messages);
         self.shared.context.runtime.spawn(task.run());
     }
 }
 
 impl Shared {
+    /// Lets the tasks of these ports check whether the application still listens.
+    fn check_ports(&self, is_affected: impl Fn(&PortKey) -> bool) {
+        let ports = self.ports.lock();
+        for (_, sender) in ports.iter().filter(|(key, _)| is_affected(key)) {
+            // A task that has ended needs no check.
+            let _ = sender.send(PortMessage::Check(None));
+        }
+    }
+
     fn steals(&self) -> bool {
         self.rules.mode() == IncomingMode::Steal
     }

@@ -28,9 +28,12 @@ use interceptor::{
 use link::http2;
 use protocol::outgoing::{Connected, TCP, TcpConnect, UnixAddress, UnixConnect, UnixKind};
 use protocol::rpc::Failure;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use crate::agent::{SessionContext, errno_of};
 use crate::event::Event;
+use crate::incoming::UNSUBSCRIBE_TIMEOUT;
 use crate::monitor::OutgoingAttempt;
 use crate::stream::{self, ApplicationBody, LocalStream};
 
@@ -39,11 +42,13 @@ pub(crate) use limit::ConnectionLimit;
 pub(crate) use routes::RouteCache;
 
 /// Connects on the session's runtime. Returns at once, or for a datagram socket as soon as the application's socket is
-/// connected to the proxy.
+/// connected to the proxy. `closed_port` completes when a listener of the application on the same port, which it has closed,
+/// no longer receives connections.
 pub(crate) fn connect(
     context: &SessionContext,
     outgoing: PendingConnection,
     attempt: OutgoingAttempt,
+    closed_port: Option<oneshot::Receiver<()>>,
 ) {
     let context = context.clone();
     let runtime = context.runtime.clone();
@@ -62,6 +67,10 @@ pub(crate) fn connect(
     }
     runtime.spawn(async move {
         let _permit = permit;
+        if let Some(closed_port) = closed_port {
+            // It completes when the port is released, with an error because nothing is sent.
+            let _ = timeout(UNSUBSCRIBE_TIMEOUT, closed_port).await;
+        }
         if let Err(error) = run_connection(&context, outgoing, attempt).await {
             tracing::debug!(%error, "outgoing connection failed");
         }

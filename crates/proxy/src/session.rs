@@ -397,7 +397,13 @@ impl Host for Session {
                 };
                 let monitor = &self.context.monitor;
                 let attempt = monitor.attempt(outgoing.transport(), destination, names);
-                outgoing::connect(&self.context, outgoing, attempt);
+                let closed_port = match destination {
+                    Destination::Internet(address) if outgoing.transport() == Transport::Tcp => {
+                        self.incoming.wait_for_closed_port(address.port())
+                    }
+                    _ => None,
+                };
+                outgoing::connect(&self.context, outgoing, attempt, closed_port);
             }
         }
     }

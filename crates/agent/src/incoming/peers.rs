@@ -25,7 +25,9 @@ use protocol::incoming::Accept;
 use protocol::rpc::control_client::ControlClient;
 use protocol::rpc::incoming_client::IncomingClient;
 use protocol::rpc::subscribe_event::Event;
-use protocol::rpc::{HelloRequest, ReportRequest, SubscribeEvent, SubscribeRequest, Subscribed};
+use protocol::rpc::{
+    HelloRequest, ReportRequest, SubscribeEvent, SubscribeRequest, Subscribed, UnsubscribeRequest,
+};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
@@ -255,6 +257,16 @@ impl Peer {
             }
             reachability.changed().await;
         }
+    }
+
+    /// Ends the subscription there. Returns when the redirection accepts no more connections for it.
+    pub(super) async fn unsubscribe(&self) {
+        let mut incoming = IncomingClient::with_origin(self.sender.clone(), origin());
+        let subscription = self.subscription;
+        // Agents of older releases do not implement it; the end of the call of Subscribe has the same effect later.
+        let _ = incoming
+            .unsubscribe(UnsubscribeRequest { subscription })
+            .await;
     }
 
     /// Waits for a connection, and returns it as the response.

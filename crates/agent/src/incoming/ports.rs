@@ -173,13 +173,16 @@ impl Ports {
         claimed
     }
 
-    /// Releases a claim, and ends the redirection of its port if it was the last one.
-    pub(super) async fn release(&self, claimed: PortClaim) {
+    /// Releases a claim, and ends the redirection of its port if it was the last one. Calls `released` when no more
+    /// connections are accepted for the claim, which is before the open connections are drained.
+    pub(super) async fn release(&self, claimed: PortClaim, released: impl FnOnce()) {
         let port = claimed.port;
         // The claim must end before the port is released.
         drop(claimed);
         let mut state = self.state.lock().await;
-        self.release_port(&mut state, port).await;
+        self.remove_user(&mut state, port).await;
+        released();
+        self.end_unused_redirect(&mut state).await;
     }
 
     /// Waits until the agent begins to shut down.
@@ -238,8 +241,14 @@ impl Ports {
         }
     }
 
-    /// Ends the redirection of a port if no claim is left.
+    /// Takes back [`Ports::use_port`].
     async fn release_port(&self, state: &mut State, port: Port) {
+        self.remove_user(state, port).await;
+        self.end_unused_redirect(state).await;
+    }
+
+    /// Removes the rules of a port if no claim is left.
+    async fn remove_user(&self, state: &mut State, port: Port) {
         let users = state.users.entry(port).or_default();
         *users = users.saturating_sub(1);
         if *users > 0 {
@@ -256,9 +265,13 @@ impl Ports {
         if let Some(PortKind::Udp(port)) = open.as_deref().map(|open| &open.kind) {
             port.restart_application_flows();
         }
-        if !state.users.is_empty() {
+    }
+
+    /// Ends the redirection if no port is left.
+    async fn end_unused_redirect(&self, state: &mut State) {
+        let Some(active) = state.active.as_ref().filter(|_| state.users.is_empty()) else {
             return;
-        }
+        };
         // Clients that have begun to connect get their connection. New claims wait for the lock meanwhile.
         let _ = timeout(DRAIN_TIMEOUT, active.redirect.drain()).await;
         state.active = None;

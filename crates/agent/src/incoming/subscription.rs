@@ -37,6 +37,7 @@ impl Subscriptions {
         let subscription = Arc::new(Subscription {
             id,
             source: watch::Sender::new(source),
+            phase: watch::Sender::new(Phase::Active),
             reachability,
         });
         self.open.lock().insert(id, Arc::clone(&subscription));
@@ -46,6 +47,7 @@ impl Subscriptions {
     pub(super) fn remove(&self, subscription: &Subscription) {
         self.open.lock().remove(&subscription.id);
         subscription.set_source(ConnectionSource::Ended);
+        subscription.set_released();
     }
 }
 
@@ -54,7 +56,18 @@ impl Subscriptions {
 pub(super) struct Subscription {
     pub(super) id: u64,
     source: watch::Sender<ConnectionSource>,
+    phase: watch::Sender<Phase>,
     reachability: ReachabilityWatch,
+}
+
+/// The end of a subscription, step by step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Active,
+    /// The session has unsubscribed.
+    Ending,
+    /// The redirection accepts no more connections for it.
+    Released,
 }
 
 /// The agent that redirects the port, which is the source of a subscription's connections.
@@ -73,6 +86,38 @@ pub(super) enum ConnectionSource {
 impl Subscription {
     pub(super) fn set_source(&self, source: ConnectionSource) {
         self.source.send_replace(source);
+    }
+
+    /// Ends the subscription, and waits until the redirection accepts no more connections for it.
+    pub(super) async fn end(&self) {
+        self.advance(Phase::Ending);
+        self.reached(Phase::Released).await;
+    }
+
+    /// Waits until the session unsubscribes by [`Subscription::end`].
+    pub(super) async fn unsubscribed(&self) {
+        self.reached(Phase::Ending).await;
+    }
+
+    /// The redirection accepts no more connections for it.
+    pub(super) fn set_released(&self) {
+        self.advance(Phase::Released);
+    }
+
+    fn advance(&self, to: Phase) {
+        self.phase.send_if_modified(|phase| {
+            let is_later = *phase < to;
+            if is_later {
+                *phase = to;
+            }
+            is_later
+        });
+    }
+
+    async fn reached(&self, expected: Phase) {
+        let mut phases = self.phase.subscribe();
+        // The sender lives as long as `self`, so this cannot fail.
+        let _ = phases.wait_for(|phase| *phase >= expected).await;
     }
 
     /// Waits for a connection, and returns it as the response.

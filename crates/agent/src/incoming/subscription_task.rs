@@ -162,7 +162,21 @@ impl SubscriptionTask {
     async fn sleep_while_subscribed(&self, time: Duration) -> bool {
         tokio::select! {
             () = sleep(time) => true,
-            () = self.events.closed() => false,
+            () = self.unsubscribed() => false,
+        }
+    }
+
+    /// Waits until the session unsubscribes: by a request, or by ending the call.
+    async fn unsubscribed(&self) {
+        let requested = async {
+            match &self.subscription {
+                Some(subscription) => subscription.unsubscribed().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.events.closed() => {}
+            () = requested => {}
         }
     }
 
@@ -252,7 +266,9 @@ impl SubscriptionTask {
             result = self.watch(&claimed).await;
         }
         pool.end();
-        ports.release(claimed).await;
+        let subscription = self.subscription.clone();
+        let released = || subscription.iter().for_each(|ended| ended.set_released());
+        ports.release(claimed, released).await;
         result
     }
 
@@ -276,7 +292,7 @@ impl SubscriptionTask {
         let mut traffic_was_seen = false;
         loop {
             tokio::select! {
-                () = self.events.closed() => return Ok(()),
+                () = self.unsubscribed() => return Ok(()),
                 () = self.agent.ports().shutdown_started() => return Ok(()),
                 error = self.forbidden() => return Err(error),
                 by = claimed.claim.overridden() => {
@@ -319,7 +335,11 @@ impl SubscriptionTask {
                 event = events.message() => event,
                 () = &mut reporting => continue,
                 error = self.forbidden() => return Err(error),
-                () = self.events.closed() => return Ok(EndReason::Finished),
+                () = self.unsubscribed() => {
+                    // A peer that does not respond removes the redirection when it notices that the stream has ended.
+                    let _ = timeout(PEER_TIMEOUT, peer.unsubscribe()).await;
+                    return Ok(EndReason::Finished);
+                }
                 () = self.agent.ports().shutdown_started() => return Ok(EndReason::Finished),
             };
             let Ok(Some(SubscribeEvent { event: Some(event) })) = event else {

@@ -19,7 +19,7 @@ use protocol::rpc::incoming_client::IncomingClient;
 use protocol::rpc::subscribe_event::Event;
 use protocol::rpc::{
     HelloRequest, HttpFilter, IncomingMode, SubscribeEvent, SubscribeRequest, Subscribed,
-    http_filter,
+    UnsubscribeRequest, http_filter,
 };
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
@@ -163,6 +163,15 @@ impl Subscription {
     /// The next event. None if the subscription has ended.
     pub(crate) async fn event(&mut self) -> Option<Event> {
         next_event(&mut self.events).await
+    }
+
+    /// Ends the subscription by a request. Returns when the agent confirms it.
+    pub(crate) async fn unsubscribe(&self) {
+        let mut client = IncomingClient::with_origin(self.session.clone(), origin());
+        let request = UnsubscribeRequest {
+            subscription: self.subscribed.subscription,
+        };
+        with_timeout(client.unsubscribe(request)).await.unwrap();
     }
 
     /// Waits for one connection. The application has not accepted it yet.

@@ -163,6 +163,33 @@ async fn sessions_of_two_agents_share_a_port() {
     environment.wait_until_clean().await;
 }
 
+/// No application listens on the port, so a connection is refused when it is not redirected.
+#[tokio::test]
+#[ignore = "needs root"]
+async fn a_port_is_released_when_the_end_of_its_last_subscription_is_confirmed() {
+    let environment = environment();
+    let to = socket_address(TARGET_IPV4, 80);
+    for _ in 0..10 {
+        let ada = Session::of(&environment.agent()).await;
+        let mut adas = ada.subscribe(mirrored_port(80, "Ada")).await.unwrap();
+        // The second agent joins the first.
+        let grace = Session::of(&environment.agent()).await;
+        let mut graces = grace.subscribe(mirrored_port(80, "Grace")).await.unwrap();
+        adas.unsubscribe().await;
+        assert_eq!(adas.event().await, None);
+        adas.unsubscribe().await;
+        Client::connect(&environment.client, to).await;
+        graces.unsubscribe().await;
+        assert_eq!(graces.event().await, None);
+        let refused = environment
+            .client
+            .inside(|| std::net::TcpStream::connect(to));
+        let refused = refused.unwrap_err().kind();
+        assert_eq!(refused, std::io::ErrorKind::ConnectionRefused);
+    }
+    environment.wait_until_clean().await;
+}
+
 /// A stopped agent neither shares nor releases its port: a subscription fails after a timeout instead of waiting forever.
 #[tokio::test]
 #[ignore = "needs root"]

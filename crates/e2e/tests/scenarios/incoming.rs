@@ -1,5 +1,6 @@
 //! Incoming traffic of the target that the local program steals or mirrors.
 
+mod closed_ports;
 mod options;
 mod restarts;
 mod tls;
@@ -14,6 +15,7 @@ use e2e::{LazyEnvironment, Needs, Scenario, scenario, until};
 use libtest_mimic::Trial;
 use tokio::sync::Mutex;
 
+use self::closed_ports::a_port_that_the_program_has_closed_refuses_connections;
 use self::options::{
     a_session_that_continues_gets_the_port_when_it_is_free, datagrams_are_mirrored,
     health_probes_go_to_the_application_unless_enabled,
@@ -61,6 +63,7 @@ pub(crate) fn scenarios(environment: &Arc<LazyEnvironment>) -> Vec<Trial> {
         a_killed_session_that_restarts_gets_the_port,
         a_restarted_session_gets_the_claim_that_an_agent_keeps_for_its_user,
         datagrams_are_mirrored,
+        a_port_that_the_program_has_closed_refuses_connections,
         programs_that_start_concurrently_on_one_port_both_serve,
         requests_inside_tls_are_filtered,
         a_program_without_tls_receives_plaintext,

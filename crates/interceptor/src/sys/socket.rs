@@ -110,6 +110,28 @@ fn write_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> 
     .map(drop)
 }
 
+/// Attaches a classic BPF program that chooses the messages which the socket receives.
+pub(crate) fn attach_filter(
+    socket: BorrowedFd<'_>,
+    program: &mut [libc::sock_filter],
+) -> Result<(), Errno> {
+    let program = libc::sock_fprog {
+        len: u16::try_from(program.len()).map_err(|_| Errno::EINVAL)?,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: the kernel copies the program during the call.
+    check_int(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    })
+    .map(drop)
+}
+
 #[expect(
     clippy::cast_possible_truncation,
     reason = "addresses and options are a few bytes long"

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use interceptor::Errno;
 use parking_lot::Mutex;
-use protocol::rpc::Failure;
+use protocol::rpc::incoming_client::IncomingClient;
+use protocol::rpc::{Failure, UnsubscribeRequest};
 use router::MemberChange;
-use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, interval, timeout};
 use tonic::Status;
 
@@ -26,19 +27,28 @@ use crate::event::{
     describe,
 };
 
-/// How often it is checked whether the application still listens.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
-
 /// Waiting for agents that are being started is reported after this time.
 const WAITING_NOTICE_DELAY: Duration = Duration::from_secs(3);
+
+/// How long the end of a port waits for agents. An agent that is unreachable ends the subscription when it is reconnected.
+pub(crate) const UNSUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Sent by the session to the task of a port.
+#[derive(Debug)]
+pub(super) enum PortMessage {
+    /// A new `listen` call of the application.
+    Listen(PendingListen),
+    /// The application may have closed its listeners. The sender is dropped when it still listens, or when no agent accepts
+    /// connections for the port any more.
+    Check(Option<oneshot::Sender<()>>),
+}
 
 pub(super) struct PortTask {
     shared: Arc<Shared>,
     key: PortKey,
     /// The application's port.
     local_port: u16,
-    /// New `listen` calls of the application.
-    listens: mpsc::UnboundedReceiver<PendingListen>,
+    messages: mpsc::UnboundedReceiver<PortMessage>,
     /// Calls that wait for the subscription.
     pending: Vec<PendingListen>,
     listeners: Arc<AppListeners>,
@@ -75,7 +85,7 @@ enum State {
 }
 
 enum PortEvent {
-    Listen(PendingListen),
+    Message(PortMessage),
     Agents(Option<MemberChange<AgentId, AgentConnection>>),
     Report(AgentId, AgentConnection, SubscriptionReport),
     /// There is no agent, and calls do not wait for one any more.
@@ -88,13 +98,13 @@ impl PortTask {
         shared: Arc<Shared>,
         key: PortKey,
         local_port: u16,
-        listens: mpsc::UnboundedReceiver<PendingListen>,
+        messages: mpsc::UnboundedReceiver<PortMessage>,
     ) -> Self {
         Self {
             shared,
             key,
             local_port,
-            listens,
+            messages,
             pending: Vec::new(),
             listeners: Arc::default(),
             subscribed_before: HashSet::new(),
@@ -103,8 +113,12 @@ impl PortTask {
 
     pub(super) async fn run(mut self) {
         loop {
-            while let Ok(listen) = self.listens.try_recv() {
-                self.pending.push(listen);
+            while let Ok(message) = self.messages.try_recv() {
+                match message {
+                    PortMessage::Listen(listen) => self.pending.push(listen),
+                    // There is no subscription.
+                    PortMessage::Check(_) => {}
+                }
             }
             if self.pending.is_empty() && !self.listeners.remove_closed() {
                 if self.unregister() {
@@ -130,7 +144,7 @@ impl PortTask {
         let mut port = ListeningPort::new(self.filter());
         let mut changes = self.shared.context.agents.router.changes();
         let stateful_agent = self.shared.context.stateful_agent.clone();
-        let mut poll = interval(POLL_INTERVAL);
+        let mut poll = interval(self.shared.poll_interval);
         poll.tick().await;
         loop {
             while let Some(change) = changes.try_next() {
@@ -141,15 +155,24 @@ impl PortTask {
             }
             let has_no_agent = !port.is_confirmed && port.agents.is_empty();
             let event = tokio::select! {
-                Some(listen) = self.listens.recv() => PortEvent::Listen(listen),
+                Some(message) = self.messages.recv() => PortEvent::Message(message),
                 change = changes.next() => PortEvent::Agents(change),
                 Some((id, connection, report)) = port.reports.recv() => PortEvent::Report(id, connection, report),
                 () = stateful_agent.lost(), if has_no_agent => PortEvent::NoAgent,
                 _ = poll.tick() => PortEvent::Poll,
             };
             match event {
-                PortEvent::Listen(listen) if port.is_confirmed => self.accept(listen),
-                PortEvent::Listen(listen) => self.pending.push(listen),
+                PortEvent::Message(PortMessage::Listen(listen)) if port.is_confirmed => {
+                    self.accept(listen);
+                }
+                PortEvent::Message(PortMessage::Listen(listen)) => self.pending.push(listen),
+                PortEvent::Message(PortMessage::Check(waiting)) => {
+                    if port.is_confirmed && !self.listeners.remove_closed() {
+                        port.unsubscribe().await;
+                        drop(waiting);
+                        return;
+                    }
+                }
                 PortEvent::Agents(Some(change)) => self.apply_member_change(&mut port, change),
                 // The session has ended.
                 PortEvent::Agents(None) => return,
@@ -177,7 +200,7 @@ impl PortTask {
                         self.emit(None, kind);
                     }
                     if !self.listeners.remove_closed() {
-                        return;
+                        return port.unsubscribe().await;
                     }
                 }
             }
@@ -343,10 +366,10 @@ impl PortTask {
         }
     }
 
-    /// Removes the port from the session, unless a new `listen` call is queued. Returns whether it was removed.
+    /// Removes the port from the session, unless a message is queued. Returns whether it was removed.
     fn unregister(&mut self) -> bool {
         let mut ports = self.shared.ports.lock();
-        if !self.listens.is_empty() {
+        if !self.messages.is_empty() {
             return false;
         }
         ports.remove(&self.key);
@@ -416,6 +439,25 @@ impl ListeningPort {
             reports,
             is_confirmed: false,
         }
+    }
+
+    /// Ends the subscriptions, and waits until no agent accepts connections for them any more.
+    async fn unsubscribe(self) {
+        let mut calls = JoinSet::new();
+        for at_agent in self.agents.values() {
+            let Some(active) = at_agent.active() else {
+                continue;
+            };
+            let mut client = IncomingClient::new(at_agent.connection.client.clone());
+            let request = UnsubscribeRequest {
+                subscription: active.id,
+            };
+            calls.spawn(async move { client.unsubscribe(request).await });
+        }
+        // This ends the calls of Subscribe, which is enough for agents of older releases.
+        drop(self);
+        let all = async { while calls.join_next().await.is_some() {} };
+        let _ = timeout(UNSUBSCRIBE_TIMEOUT, all).await;
     }
 
     /// Where earlier sessions take all traffic, silence is expected.

@@ -63,6 +63,8 @@ pub(super) enum SubscriptionReport {
 /// A subscription that the agent has confirmed.
 #[derive(Debug)]
 pub(super) struct ActiveSubscription {
+    /// The ID at the agent.
+    pub(super) id: u64,
     pub(super) check: RedirectCheck,
     pub(super) mesh: Option<String>,
     pub(super) flushed: u32,
@@ -131,6 +133,7 @@ impl AgentSubscription {
             rpc::RedirectCheck::External => RedirectCheck::External,
         };
         self.report(SubscriptionReport::Active(ActiveSubscription {
+            id: response.subscription,
             check,
             mesh: Some(response.mesh.clone()).filter(|mesh| !mesh.is_empty()),
             flushed: response.flushed,

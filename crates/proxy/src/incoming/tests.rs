@@ -67,13 +67,18 @@ struct TestSession {
 
 impl TestSession {
     async fn new(settings: &str) -> Self {
+        Self::with_poll_interval(settings, POLL_INTERVAL).await
+    }
+
+    async fn with_poll_interval(settings: &str, poll_interval: Duration) -> Self {
         let text = format!("feature: {{network: {{incoming: {settings}}}}}");
         let layers = Layers::new().file("test", &text, Format::Yaml);
         let settings = layers.resolve().unwrap().settings.feature.network.incoming;
         let fake = FakeAgent::default();
         let context = fake.connect().await;
         let agents = context.agents.clone();
-        let incoming = Incoming::new(context, &settings, alice()).unwrap();
+        let incoming =
+            Incoming::with_poll_interval(context, &settings, alice(), poll_interval).unwrap();
         Self {
             agent: fake,
             incoming,
@@ -83,6 +88,15 @@ impl TestSession {
 
     /// Lets the application listen, and returns the result of its call.
     async fn listen(&self, address: SocketAddr, is_udp: bool) -> Result<Arc<TestListener>, Errno> {
+        self.listen_with_cookie(address, is_udp, 0).await
+    }
+
+    async fn listen_with_cookie(
+        &self,
+        address: SocketAddr,
+        is_udp: bool,
+        cookie: u64,
+    ) -> Result<Arc<TestListener>, Errno> {
         let listener = Arc::new(TestListener {
             address,
             is_udp,
@@ -92,7 +106,7 @@ impl TestSession {
         let app_listener = Arc::clone(&listener);
         // The port that the application sees is always the same here.
         let seen = SocketAddr::new(address.ip(), 8080);
-        let listen = PendingListen::new(is_udp, seen, move |errno| {
+        let listen = PendingListen::new(is_udp, seen, cookie, move |errno| {
             result.send(errno).unwrap();
             errno
                 .is_none()
@@ -229,6 +243,44 @@ async fn a_connection_is_refused_when_the_application_does_not_listen() {
     let client = session.agent.incoming_connection(&meta()).await;
     let rest = client.from_application.collect().await.unwrap();
     assert!(rest.to_bytes().is_empty());
+}
+
+/// Without polling.
+#[tokio::test]
+async fn the_kernels_event_about_a_closed_listener_ends_the_subscription() {
+    let session = TestSession::with_poll_interval("steal", Duration::from_hours(1)).await;
+    let (listener, address) = listener().await;
+    let cookie = rustix::net::sockopt::socket_cookie(&listener).unwrap();
+    let app_listener = session
+        .listen_with_cookie(address, false, cookie)
+        .await
+        .unwrap();
+    app_listener.is_listening.store(false, Ordering::Relaxed);
+    drop(listener);
+    session.agent.unsubscribe_requested(1).await;
+    session.agent.unsubscribed().await;
+}
+
+#[tokio::test]
+async fn a_connection_to_a_closed_port_waits_until_the_port_is_released() {
+    let session = TestSession::with_poll_interval("steal", Duration::from_hours(1)).await;
+    assert!(session.incoming.wait_for_closed_port(8080).is_none());
+    let (listener, address) = listener().await;
+    let app_listener = session.listen(address, false).await.unwrap();
+    // While the application listens, nothing delays the connection.
+    let open = session.incoming.wait_for_closed_port(8080).unwrap();
+    open.await.unwrap_err();
+    assert!(session.incoming.wait_for_closed_port(8081).is_none());
+
+    let held = session.agent.hold_unsubscribe();
+    app_listener.is_listening.store(false, Ordering::Relaxed);
+    drop(listener);
+    let mut closed = session.incoming.wait_for_closed_port(8080).unwrap();
+    session.agent.unsubscribe_requested(1).await;
+    let pending = oneshot::error::TryRecvError::Empty;
+    assert_eq!(closed.try_recv(), Err(pending));
+    held.send(()).unwrap();
+    closed.await.unwrap_err();
 }
 
 #[tokio::test]

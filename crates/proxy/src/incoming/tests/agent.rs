@@ -15,7 +15,7 @@ use protocol::rpc::incoming_server::{Incoming, IncomingServer};
 use protocol::rpc::subscribe_event::Event as AgentEvent;
 use protocol::rpc::{
     EarlierSession, Failure, HelloResponse, ReportRequest, ReportResponse, SubscribeEvent,
-    SubscribeRequest, Subscribed,
+    SubscribeRequest, Subscribed, UnsubscribeRequest, UnsubscribeResponse,
 };
 use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::{Request as Call, Response as Reply, Status};
@@ -44,6 +44,9 @@ struct State {
         oneshot::Sender<Response<http2::StreamingBody>>,
     )>,
     emitted: Vec<IncomingEvent>,
+    /// The subscriptions of `Unsubscribe` requests.
+    unsubscribed: Vec<u64>,
+    held_unsubscribe: Option<oneshot::Receiver<()>>,
 }
 
 /// The agent's side of an incoming connection.
@@ -136,6 +139,19 @@ impl FakeAgent {
         events.closed().await;
     }
 
+    /// Delays the response to the next `Unsubscribe` request until the sender is used.
+    pub(super) fn hold_unsubscribe(&self) -> oneshot::Sender<()> {
+        let (sender, receiver) = oneshot::channel();
+        self.change(|state| state.held_unsubscribe = Some(receiver));
+        sender
+    }
+
+    /// Waits for an `Unsubscribe` request for this subscription.
+    pub(super) async fn unsubscribe_requested(&self, subscription: u64) {
+        self.until(|state| state.unsubscribed.contains(&subscription).then_some(()))
+            .await;
+    }
+
     pub(super) async fn accept_streams(&self, at_least: usize) -> usize {
         self.until(|state| Some(state.accept_streams.len()).filter(|count| *count >= at_least))
             .await
@@ -197,6 +213,20 @@ impl Incoming for FakeAgent {
                 tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream::new(receiver);
             Ok(Reply::new(Box::pin(stream) as Events))
         })
+    }
+
+    async fn unsubscribe(
+        &self,
+        call: Call<UnsubscribeRequest>,
+    ) -> Result<Reply<UnsubscribeResponse>, Status> {
+        let held = self.change(|state| {
+            state.unsubscribed.push(call.into_inner().subscription);
+            state.held_unsubscribe.take()
+        });
+        if let Some(held) = held {
+            held.await.unwrap();
+        }
+        Ok(Reply::new(UnsubscribeResponse {}))
     }
 
     async fn report(&self, _: Call<ReportRequest>) -> Result<Reply<ReportResponse>, Status> {
