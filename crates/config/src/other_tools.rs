@@ -22,7 +22,7 @@ pub(crate) const KEYS_OF_OTHER_TOOLS: &[KeyOfOtherTool] = &[
     no_effect("agent.clean_iptables_on_start",         RULES),
     no_effect("agent.disabled_capabilities",           "an agent has only the capabilities that it needs"),
     no_effect("agent.disable_mesh_sidecar_injection",  "a mesh never injects a proxy into an agent's pod"),
-    no_effect("agent.dns",                             "names are resolved like the target does"),
+    no_effect("agent.dns",                             "DNS names are resolved as the target resolves them"),
     no_effect("agent.exclude_from_mesh",               "a mesh never injects a proxy into an agent's pod"),
     no_effect("agent.flush_connections",               INCOMING),
     no_effect("agent.inject_headers",                  INCOMING),

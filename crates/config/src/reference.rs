@@ -41,7 +41,7 @@ fn describe(key: &str, shape: &Shape) -> String {
     }
     let _ = write!(text, "\n- {}\n", facts.join("\n- "));
     for (choice, meaning) in &shape.choices {
-        let _ = writeln!(text, "- `{choice}`: {meaning}");
+        let _ = writeln!(text, "- `{choice}`: {}", meaning.replace('\n', " "));
     }
     for example in &shape.examples {
         let _ = writeln!(text, "- for example `{}`", example_text(example));
@@ -62,14 +62,14 @@ fn built_in() -> String {
     };
     list(
         "Files at the target",
-        "In every mode except `local`, with everything below them. A list of `feature.fs` can say otherwise.",
+        "In every mode except `local`, with everything below them. A list in `feature.fs` overrides this.",
         REMOTE,
     );
     list(
         "Local files",
-        "In every mode, with everything below them: programs, libraries, devices and scratch space. So are the home, \
-         working and temporary directory, the folder of the program, the folders above these, and shared libraries \
-         (`*.so`, `*.so.1`) anywhere.",
+        "In every mode, with everything below them, unless a list in `feature.fs` overrides this: programs, libraries, \
+         devices and temporary files. Also local are the home, working and temporary directory, the folder of the program, \
+         the parent folders of these, and shared libraries (`*.so`, `*.so.1`) anywhere.",
         LOCAL,
     );
     list(
@@ -79,20 +79,21 @@ fn built_in() -> String {
     );
     list(
         "Variables of a machine",
-        "Not taken from the target, unless `feature.env.include` names them in full.",
+        "Not taken from the target, unless `feature.env.include` contains their full names.",
         MACHINE_VARIABLES,
     );
     list(
         "Build tools",
-        "Run as if there were no session, unless `skip_build_tools` is `false`.",
+        "They run outside of the session, unless `skip_build_tools` is `false`.",
         BUILD_TOOLS,
     );
     text
 }
 
 fn variables() -> String {
-    let mut text = "\n## Environment variables\n\nLists are separated by semicolons; regular expressions are not, since a \
-                    semicolon can be part of one: write `a|b` for two.\n\n| variable | key |\n|---|---|\n"
+    let mut text = "\n## Environment variables\n\nSemicolons separate the entries of a list. A list of regular expressions has only \
+                    one entry, because a semicolon can be part of an expression: write `a|b` for two.\n\n| variable | key \
+                    |\n|---|---|\n"
         .to_owned();
     for variable in VARIABLES {
         let anchor = variable.key.replace('.', "");
@@ -106,7 +107,7 @@ fn variables() -> String {
 }
 
 fn keys_of_other_tools() -> String {
-    let mut text = "\n## Keys that load and have no effect\n\nWhat is below them is not looked at.\n\n| key | why |\n|---|---|\n"
+    let mut text = "\n## Keys that load and have no effect\n\nKeys and values below them are not checked.\n\n| key | why |\n|---|---|\n"
         .to_owned();
     for tool_key in KEYS_OF_OTHER_TOOLS {
         let _ = writeln!(text, "| `{}` | {} |", tool_key.path, tool_key.reason);

@@ -29,7 +29,7 @@ pub(crate) fn annotated() -> Value {
     add_property(
         &mut schema,
         &["$schema"],
-        json!({ "type": "string", "description": "Where this schema is, for editors.", "x-ignored": true }),
+        json!({ "type": "string", "description": "The address of this schema, for editors.", "x-ignored": true }),
     );
     for (index, tool_key) in KEYS_OF_OTHER_TOOLS.iter().enumerate() {
         let path: Vec<&str> = tool_key.path.split('.').collect();

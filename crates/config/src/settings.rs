@@ -55,11 +55,11 @@ pub struct Settings {
     /// The agent, which is started beside the target in a cluster.
     pub agent: AgentSettings,
 
-    /// Whether the session can be monitored and ended by other programs of the same user, such as `standin ui`. Without
-    /// it, there is no socket and there are no counters.
+    /// Whether other programs of the same user, such as `standin ui`, can monitor and end the session. With `false`, there
+    /// is no socket, and there are counters only with `--record`.
     pub api: bool,
 
-    /// Bundles of settings that help almost all programs, and that are on unless they are turned off.
+    /// Bundles of settings that help almost all programs. They are on by default.
     ///
     /// `true` and `false` are short for the same value in all bundles.
     pub magic: MagicSettings,
@@ -71,21 +71,21 @@ pub struct Settings {
     #[schemars(with = "bool", extend("default" = null, "examples" = [true]))]
     pub operator: Option<bool>,
 
-    /// Whether the session covers all clusters that the operator coordinates (`true`), or only the one that you are
-    /// connected to (`false`).
+    /// Whether the session covers all clusters that the operator coordinates (`true`), or only the cluster of your context
+    /// (`false`).
     ///
     /// Without a value, it covers all clusters if the operator coordinates several. With `true`, an operator that
-    /// coordinates none is an error.
+    /// coordinates no other clusters is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "bool", extend("default" = null, "examples" = [false]))]
     pub multi_cluster: Option<bool>,
 
-    /// The kubeconfig file. By default, those that `KUBECONFIG` names, or `~/.kube/config`.
+    /// The kubeconfig file. The default is the files in `KUBECONFIG`, or else `~/.kube/config`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["~/.kube/config"]))]
     pub kubeconfig: Option<String>,
 
-    /// The context of the kubeconfig. By default, the current context.
+    /// The context of the kubeconfig. The default is the current context.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["staging"]))]
     pub kube_context: Option<String>,
@@ -108,7 +108,7 @@ pub struct Settings {
     /// So a command that builds and then runs a program builds it with local files and tools.
     pub skip_build_tools: bool,
 
-    /// Further programs that count as build tools. Has an effect only together with `skip_build_tools`.
+    /// Additional programs that count as build tools. Has an effect only with `skip_build_tools`.
     #[schemars(extend("examples" = [["my-code-generator"]]))]
     pub skip_extra_build_tools: List<String>,
 }
@@ -124,7 +124,9 @@ pub struct FeatureSettings {
 
     /// Files of the target.
     ///
-    /// Text is short for `{"mode": …}`; `true` is `read` and `false` is `local`.
+    /// Text is short for `{"mode": …}`; `true` is `read` and `false` is `local`. The lists contain regular expressions that
+    /// match anywhere in an absolute path and ignore case. The first list that matches decides, in the order `not_found`,
+    /// `local`, `read_write`, `read_only`; then the built-in lists apply, then the mode.
     pub fs: FileSettings,
 
     /// Connections and DNS.
@@ -132,10 +134,10 @@ pub struct FeatureSettings {
     /// `true` and `false` are short for the same value in `incoming`, `outgoing` and `dns`.
     pub network: NetworkSettings,
 
-    /// Whether the host name is the target's.
+    /// Whether the process sees the target's host name.
     pub hostname: bool,
 
-    /// The same as `magic` beside `feature`. A bundle is off if one of them says so.
+    /// The same as the top-level `magic`. A bundle is off if either of them disables it.
     pub magic: MagicSettings,
 }
 

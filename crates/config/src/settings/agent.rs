@@ -13,7 +13,7 @@ use super::OrderedMap;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AgentSettings {
-    /// The container image with `standind`. A session in a cluster needs it.
+    /// The container image with `standind`. Required for sessions in a cluster, unless they use the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         with = "String",
@@ -21,10 +21,10 @@ pub struct AgentSettings {
     )]
     pub image: Option<String>,
 
-    /// When a node fetches the image.
+    /// When a node pulls the image.
     pub image_pull_policy: ImagePullPolicy,
 
-    /// Secrets to fetch the image with. Only for an agent that is a pod: an ephemeral container has those of its pod.
+    /// Secrets to pull the image with. Only for an agent that is a pod: an ephemeral container uses those of its pod.
     #[schemars(extend("examples" = [[{"name": "registry"}]]))]
     pub image_pull_secrets: Vec<PullSecret>,
 
@@ -35,7 +35,7 @@ pub struct AgentSettings {
     #[schemars(with = "bool", extend("default" = null, "examples" = [true]))]
     pub ephemeral: Option<bool>,
 
-    /// The namespace of an agent that is a pod. By default that of the target.
+    /// The namespace of an agent that is a pod. The default is the target's namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["tools"]))]
     pub namespace: Option<String>,
@@ -48,7 +48,7 @@ pub struct AgentSettings {
     #[schemars(extend("examples" = [{"example.com/owner": "shop"}]))]
     pub annotations: OrderedMap<String>,
 
-    /// Tolerations of an agent that is a pod. By default it tolerates all taints, since it must run on the target's
+    /// Tolerations of an agent that is a pod. By default, it tolerates all taints, because it must run on the target's
     /// node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
@@ -74,22 +74,23 @@ pub struct AgentSettings {
     #[schemars(with = "String", extend("default" = null, "examples" = ["system-node-critical"]))]
     pub priority_class: Option<String>,
 
-    /// The log level of the agent, whose log `kubectl logs` shows: off, error, warn, info, debug or trace.
+    /// The log level of the agent: off, error, warn, info, debug or trace. `kubectl logs` prints its log.
     pub log_level: String,
 
-    /// How many seconds an agent may take to start.
+    /// The timeout for the start of an agent, in seconds.
     pub startup_timeout: Seconds,
 
-    /// How many seconds the connection to the agent may be lost before the session and the agent end.
+    /// How many seconds the connection to the agent may be lost. Until then, the session resumes and nothing is lost. After
+    /// that, the agent ends, and the session starts another one; open connections and files are reset.
     pub communication_timeout: Seconds,
 }
 
-/// When a node fetches an image
+/// When a node pulls an image
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ImagePullPolicy {
-    /// before every agent
+    /// for every agent
     Always,
-    /// when it does not have it
+    /// if it is not on the node
     IfNotPresent,
     /// never
     Never,
@@ -103,11 +104,11 @@ pub struct PullSecret {
     pub name: String,
 }
 
-/// As in the manifest of a pod
+/// The same as in a pod spec
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Toleration {
-    /// The key of the taint. Without it, all.
+    /// The key of the taint. Without it, all keys match.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null))]
     pub key: Option<String>,
@@ -122,21 +123,21 @@ pub struct Toleration {
     #[schemars(with = "String", extend("default" = null))]
     pub value: Option<String>,
 
-    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`. Without it, all.
+    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`. Without it, all effects match.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null))]
     pub effect: Option<String>,
 }
 
-/// As in the manifest of a pod
+/// The same as in a pod spec
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Resources {
-    /// The resources that are reserved for it.
+    /// The resource requests of the pod.
     #[schemars(extend("examples" = [{"cpu": "10m", "memory": "16Mi"}]))]
     pub requests: OrderedMap<String>,
 
-    /// The maximal resources that it may use.
+    /// The resource limits of the pod.
     #[schemars(extend("examples" = [{"cpu": "1", "memory": "256Mi"}]))]
     pub limits: OrderedMap<String>,
 }

@@ -16,10 +16,9 @@ pub struct EnvSettings {
     /// Whether the process gets variables of the target at all. `override`, `env_file` and `unset` work without them.
     pub enabled: bool,
 
-    /// Take only these variables from the target. `*` stands for any characters and `?` for one.
+    /// Take only these variables from the target. `*` matches any characters, and `?` one.
     ///
-    /// Some variables describe a machine rather than a service (`PATH`, `HOME` and the like) and are taken only when they
-    /// are named here in full.
+    /// Variables that describe a machine (`PATH`, `HOME` and similar) are taken only if their full names are in this list.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         schema_with = "List::<NamePattern>::json_schema",
@@ -27,22 +26,22 @@ pub struct EnvSettings {
     )]
     pub include: Option<List<NamePattern>>,
 
-    /// Do not take these variables from the target, even if `include` names them. `*` stands for any characters and `?`
-    /// for one.
+    /// Do not take these variables from the target, even if `include` contains them. `*` matches any characters, and `?`
+    /// one.
     #[schemars(extend("examples" = ["*_PASSWORD;SECRET_?"]))]
     pub exclude: List<NamePattern>,
 
-    /// Variables that are set to these values, regardless of the target and of this machine.
+    /// Variables that are set to these values. They override those of the target and of this machine.
     #[schemars(extend("examples" = [{"LOG_LEVEL": "debug"}]))]
     pub r#override: OrderedMap<Secret>,
 
-    /// Variables that are removed, whether they come from the target or from here. `*` and `?` are as in `include`;
-    /// upper and lower case are the same. What `env_file` or `override` sets stays.
+    /// Variables of the target and of this machine that are removed. Patterns are as in `include`, but ignore case. Values
+    /// from `env_file` and `override` are kept.
     #[schemars(extend("examples" = [["AWS_PROFILE"]]))]
     pub unset: List<NamePattern>,
 
-    /// Variables of this machine that the process does not get. Those of the target with the same names stay. Patterns are as
-    /// in `unset`.
+    /// Variables of this machine that are not passed to the process. Variables of the target with the same names are kept.
+    /// Patterns are as in `unset`.
     #[schemars(extend("examples" = [["HTTP_PROXY"]]))]
     pub unset_local: List<NamePattern>,
 
@@ -52,8 +51,8 @@ pub struct EnvSettings {
     #[schemars(with = "String", extend("default" = null, "examples" = [".env"]))]
     pub env_file: Option<String>,
 
-    /// New values for variables of the target, by regular expressions for their names. `$1` or `${name}` in a value stands
-    /// for a group of the expression. The first expression that matches counts.
+    /// New values for variables of the target, by regular expressions that match their names. `$1` or `${name}` in a value
+    /// refers to a group of the expression. The first expression that matches is used.
     #[schemars(extend("examples" = [{".+_TIMEOUT": "10000"}], "x-key-check" = "regex"))]
     pub mapping: OrderedMap<Secret>,
 }

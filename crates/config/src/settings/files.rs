@@ -9,18 +9,14 @@ use super::list::ListItem;
 use super::{List, OrderedMap, short_forms};
 
 /// Files of the target
-///
-/// All patterns are regular expressions that may match anywhere in an absolute path; upper and lower case are the same.
-/// The lists are checked in the order `not_found`, `local`, `read_write`, `read_only`; then the built-in lists apply,
-/// then the mode.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = short_forms::files)]
 pub struct FileSettings {
-    /// Where files are accessed that no list names.
+    /// Where files are accessed that match no list.
     pub mode: FileMode,
 
-    /// Files that are read at the target. Opened for writing, they are local.
+    /// Files that are read at the target. If they are opened for writing, they are local.
     #[schemars(extend("examples" = [["^/opt/shop/config/"]]))]
     pub read_only: List<RegexText>,
 
@@ -32,23 +28,23 @@ pub struct FileSettings {
     #[schemars(extend("examples" = [["^/etc/ssl/", "\\.pem$"]]))]
     pub local: List<RegexText>,
 
-    /// Files that do not exist for the process, neither here nor at the target.
+    /// Files that do not exist for the process, neither on this machine nor at the target.
     #[schemars(extend("examples" = [["/\\.config/gcloud/"]]))]
     pub not_found: List<RegexText>,
 
-    /// Other paths for what the process asks for, before anything else is decided. `$1` or `${name}` in a replacement
-    /// stands for a group of the expression. The first expression that matches counts. A path of this machine has
-    /// another name on this machine.
+    /// Regular expressions for paths that the process uses, and the paths to use instead. `$1` or `${name}` in a new path
+    /// refers to a group of the expression. The first expression that matches is used. All other rules apply to the new
+    /// path, which may be local or at the target.
     #[schemars(extend("examples" = [{"^/srv/dev/(?<app>[^/]+)": "/mnt/configs/$app"}], "x-key-check" = "regex"))]
     pub mapping: OrderedMap<String>,
 }
 
-/// Where files are accessed that no list names
+/// Where files are accessed that match no list
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FileMode {
-    /// All files are local, and the lists have no effect; a mapping has. Only the files that say how names are resolved
-    /// are where the names are.
+    /// All files are local. The lists have no effect; a mapping does. `/etc/resolv.conf` and `/etc/hosts` are read from the
+    /// target if DNS names are resolved there.
     Local,
     /// Files are local, except those that a list or the built-in list of configuration and secrets puts at the target.
     LocalWithOverrides,

@@ -24,8 +24,8 @@ pub struct IncomingSettings {
 
     /// Which HTTP requests the process gets, if not all incoming traffic. All others go to the target's application.
     ///
-    /// There is one kind of filter, or a list of several. Patterns are regular expressions that may look around and may
-    /// match anywhere; upper and lower case are the same.
+    /// Set one filter, or a list of filters (`all_of` or `any_of`). Patterns are regular expressions that match anywhere in
+    /// the text and ignore case. Lookaround is supported.
     #[schemars(extend("examples" = [{"header_filter": "^x-user: alice$"}, {"all_of": [{"path": "^/orders"}, {"method": "POST"}]}]))]
     pub http_filter: HttpFilterSettings,
 
@@ -42,12 +42,12 @@ pub struct IncomingSettings {
     #[schemars(extend("examples" = [[[80, 8080]]]))]
     pub listen_ports: List<PortPair>,
 
-    /// Only these ports of the process get traffic of the target. By default all do.
+    /// Only these ports of the process get traffic of the target. The default is all ports.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "List::<Port>::json_schema", extend("examples" = [[80, 8080]]))]
     pub ports: Option<List<Port>>,
 
-    /// These ports of the process get no traffic of the target, such as that of a debugger.
+    /// Ports of the process that get no traffic of the target, such as the port of a debugger.
     #[schemars(extend("examples" = [[9229]]))]
     pub ignore_ports: List<Port>,
 
@@ -61,8 +61,8 @@ pub struct IncomingSettings {
     /// and reach the process. Otherwise they stay with the target's application until they end.
     pub flush_connections: bool,
 
-    /// How long the process may take to start a response to a stolen request. After that, the target's application gets
-    /// the request, and for a while also later ones. By default 30 seconds.
+    /// The timeout for the start of the process's response to a stolen request. After that, the target's application gets
+    /// the request, and for a while also later ones. The default is 30 seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "Timeout::json_schema", extend("examples" = ["10s"]))]
     pub answer_within: Option<Timeout>,
@@ -71,12 +71,12 @@ pub struct IncomingSettings {
     /// kubelet does not restart it.
     pub take_probes: bool,
 
-    /// The certificate of the target's application, for ports with TLS: with it, requests inside of TLS can be
-    /// filtered. Without it, TLS is stolen or mirrored unchanged, and filters match nothing.
+    /// The certificate of the target's application, for ports with TLS. It is needed to filter requests inside TLS.
+    /// Without it, TLS is stolen or mirrored unchanged, and filters match nothing.
     #[schemars(extend("examples" = [{"certificate": "/etc/tls/tls.crt", "key": "/etc/tls/tls.key"}]))]
     pub tls: TargetTlsSettings,
 
-    /// How decrypted traffic is delivered to the process. Has an effect only together with `tls`.
+    /// How decrypted traffic is delivered to the process. Has an effect only with `tls`.
     pub tls_delivery: TlsDeliverySettings,
 }
 
@@ -84,10 +84,10 @@ pub struct IncomingSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IncomingMode {
-    /// The process gets a copy. Clients get the responses of the target's application.
+    /// The process gets a copy of the traffic. Clients get the responses of the target's application.
     #[default]
     Mirror,
-    /// The process gets it instead of the target's application, and responds to it.
+    /// The process gets the traffic instead of the target's application, and responds to it.
     Steal,
     /// No incoming traffic: the process gets connections from this machine only.
     Off,
@@ -126,10 +126,10 @@ pub struct TargetTlsSettings {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TlsDeliverySettings {
-    /// With TLS again, or without.
+    /// Whether the traffic is encrypted again.
     pub protocol: DeliveryProtocol,
 
-    /// Files, and folders with files, of PEM certificates that must have signed the certificate of the process.
+    /// CA certificates for the certificate of the process: PEM files, or folders with PEM files.
     ///
     /// Without them, and without `server_cert`, any certificate is accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -141,17 +141,17 @@ pub struct TlsDeliverySettings {
     #[schemars(with = "String", extend("default" = null, "examples" = ["certificates/server.pem"]))]
     pub server_cert: Option<String>,
 
-    /// The server name that is sent to the process. By default the one that the client sent, or else `localhost`.
+    /// The server name (SNI) that is sent to the process. The default is the client's, or else `localhost`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["checkout.shop.svc"]))]
     pub server_name: Option<String>,
 }
 
-/// With TLS again, or without
+/// Whether the traffic is encrypted again
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeliveryProtocol {
-    /// As the client sent it: with TLS.
+    /// With TLS, as the client sent it.
     #[default]
     Tls,
     /// Without TLS.

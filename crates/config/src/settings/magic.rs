@@ -13,21 +13,22 @@ use super::short_forms;
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = short_forms::magic)]
 pub struct MagicSettings {
-    /// AWS tools and libraries use the identity of the target, and not that of the user of this machine.
+    /// AWS tools and libraries use the identity of the target instead of the local user's.
     ///
-    /// Variables of this machine that choose a profile or are credentials are not passed to the process
-    /// (`feature.env.unset_local`), and its `~/.aws` is an empty folder of the session (`feature.fs.mapping`), unless
-    /// one of your own lists names files of it. Has no effect without variables of the target.
+    /// Variables of this machine that select a profile or contain credentials are not passed to the process
+    /// (`feature.env.unset_local`). Its `~/.aws` is an empty folder of the session (`feature.fs.mapping`), unless one of
+    /// your lists matches files in `~/.aws`. Has no effect without variables of the target.
     #[schemars(schema_with = "switch")]
     pub aws: bool,
 
-    /// The volumes that are mounted at the target are read there, wherever they are mounted
-    /// (`feature.fs.read_only`), also under paths that are local otherwise. Has no effect when all files are local.
+    /// Volumes that are mounted at the target are read there (`feature.fs.read_only`), even if their mount points are
+    /// otherwise local. With `feature.fs.mode: write`, they are also written there (`feature.fs.read_write`). Has no
+    /// effect when all files are local.
     #[schemars(schema_with = "switch")]
     pub auto_mount: bool,
 
-    /// Variables of this machine that name a web proxy (`HTTP_PROXY` and similar) are not passed to the process
-    /// (`feature.env.unset_local`): its connections leave from the target, which may not reach that proxy. Has no
+    /// Variables of this machine that set an HTTP proxy (`HTTP_PROXY` and similar) are not passed to the process
+    /// (`feature.env.unset_local`), because its connections leave from the target, which may not reach that proxy. Has no
     /// effect when TCP connections leave from this machine.
     #[schemars(schema_with = "switch")]
     pub proxy: bool,

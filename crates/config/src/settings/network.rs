@@ -41,15 +41,15 @@ pub struct OutgoingSettings {
     /// Whether UDP packets leave from the target.
     pub udp: bool,
 
-    /// Unix sockets at the target, as regular expressions for their absolute paths. All others are local.
+    /// Unix sockets at the target, as regular expressions that match their absolute paths. All others are local.
     #[schemars(extend("examples" = [["^/run/shop/"]]))]
     pub unix_streams: List<RegexText>,
 
     /// Which connections leave from the target, if not all.
     ///
-    /// With `remote` only those listed do, with `local` all others do. An entry is
-    /// `[protocol://][name|address|subnet][:port]`. In a name `*` stands for any characters and `?` for one; it means the
-    /// addresses to which such names were resolved. See `docs/network.md`.
+    /// With `remote`, only the listed connections do; with `local`, all others do. An entry is
+    /// `[protocol://][name|address|subnet][:port]`. In a DNS name, `*` matches any characters, and `?` one. It matches
+    /// connections to addresses that such a name was resolved to. See `docs/network.md`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         schema_with = "AddressFilter::json_schema",
@@ -57,8 +57,8 @@ pub struct OutgoingSettings {
     )]
     pub filter: Option<AddressFilter>,
 
-    /// Whether connections to localhost stay on this machine. Otherwise they reach the target's, except for ports on which
-    /// the process itself listens: these are always reachable here.
+    /// Whether connections to localhost stay on this machine. Otherwise they go to the target's localhost, except to ports
+    /// on which the process itself listens.
     pub ignore_localhost: bool,
 }
 
@@ -67,14 +67,14 @@ pub struct OutgoingSettings {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = short_forms::dns)]
 pub struct DnsSettings {
-    /// Whether names resolve as at the target. The files `/etc/resolv.conf` and `/etc/hosts` are then the target's, and
+    /// Whether DNS names are resolved at the target. `/etc/resolv.conf` and `/etc/hosts` are then the target's, and
     /// otherwise this machine's.
     pub enabled: bool,
 
-    /// Which names resolve as at the target, if not all.
+    /// Which DNS names are resolved at the target, if not all.
     ///
-    /// With `remote` only those listed do, with `local` all others do. An entry is `[name][:port]`; `*` stands for any
-    /// characters and `?` for one. A DNS query has no port, so entries with one never match.
+    /// With `remote`, only the listed names are; with `local`, all others are. An entry is `[name][:port]`; `*` matches any
+    /// characters, and `?` one. A DNS query has no port, so entries with a port never match.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         schema_with = "AddressFilter::json_schema",

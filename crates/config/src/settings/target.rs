@@ -29,7 +29,7 @@ pub struct TargetSettings {
     #[schemars(schema_with = "Target::json_schema", extend("default" = null))]
     pub path: Option<Target>,
 
-    /// The namespace of a workload in a cluster. By default that of the current Kubernetes context.
+    /// The namespace of a workload in a cluster. The default is that of the current Kubernetes context.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["shop"]))]
     pub namespace: Option<String>,

@@ -52,7 +52,7 @@ pub struct HttpFilterSettings {
     )]
     pub any_of: Option<List<HttpFilterItem>>,
 
-    /// The ports to which the filter applies. By default all; the traffic of others is not filtered.
+    /// The ports to which the filter applies. The default is all ports. Traffic of other ports is not filtered.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "List::<Port>::json_schema", extend("examples" = [[80, 8080]]))]
     pub ports: Option<List<Port>>,
