@@ -9,6 +9,9 @@ pub(crate) const PROGRAMS: &str = "STANDIN_PROGRAMS";
 /// The folder of the compiled fixtures of the end-to-end tests.
 pub(crate) const FIXTURES: &str = "STANDIN_FIXTURES";
 
+/// The group of end-to-end tests that a process runs.
+pub(crate) const E2E_GROUP: &str = "STANDIN_E2E_GROUP";
+
 /// The folder of the AWS CLI, moto and botocore, for the tests of sessions and of tokens.
 pub(crate) const AWS_TOOLS: &str = "STANDIN_AWS_TOOLS";
 
@@ -39,6 +42,7 @@ pub(crate) const KEPT_BY_SUDO: &[&str] = &[
     CONTEXTS,
     PROGRAMS,
     FIXTURES,
+    E2E_GROUP,
     AWS_TOOLS,
     DELVE,
     lab::environment::SHOP_PROGRAMS,

@@ -12,5 +12,8 @@ pub const STATIC_STANDIND: &str = lab::environment::STATIC_STANDIND;
 /// The folder with the compiled programs of `fixtures`. Without it the tests compile them.
 pub const FIXTURES: &str = "STANDIN_FIXTURES";
 
+/// The group of scenarios to run: `shared-clusters`, `own-clusters` or `labs`. Without it all of them run.
+pub const GROUP: &str = "STANDIN_E2E_GROUP";
+
 /// The number of cycles of the long soak test, which then runs without the other scenarios.
 pub const SOAK_CYCLES: &str = "STANDIN_SOAK_CYCLES";

@@ -187,10 +187,15 @@ fn describe(namespace: &TestNamespace) -> String {
         command
             .args(["--namespace", name, "--request-timeout=5s"])
             .args(arguments);
-        lab::output_of(&mut command).unwrap_or_else(|error| error.to_string())
+        lab::output_of(&mut command)
     };
     let mut text = format!("\n--- {name} in {} ---\n", namespace.cluster.name);
-    text += &kubectl(&["get", "all,endpointslices", "--output=wide"]);
+    match kubectl(&["get", "all,endpointslices", "--output=wide"]) {
+        Ok(objects) => text += &objects,
+        // A scenario stops its own clusters when it ends.
+        Err(error) => return format!("{text}unreachable: {error}\n"),
+    }
+    let kubectl = |arguments: &[&str]| kubectl(arguments).unwrap_or_else(|error| error.to_string());
     text += "\nevents:\n";
     text += &kubectl(&["get", "events", "--sort-by=.lastTimestamp"]);
     for pod in kubectl(&["get", "pods", "--output=name"]).lines() {

@@ -56,10 +56,12 @@ mod scenarios {
     pub(crate) mod lifecycle;
 }
 
+use std::env;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use e2e::LazyEnvironment;
+use anyhow::{Result, bail};
+use e2e::{LazyEnvironment, environment};
 use libtest_mimic::{Arguments, Trial};
 use scenarios::{
     cluster_replicas, cluster_sessions, clusters, extensions, faults, incoming, kubernetes,
@@ -67,8 +69,63 @@ use scenarios::{
     servers, sessions, shop,
 };
 
+/// Scenarios that can run in a process of their own. `cargo xtask test` runs the first two groups at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Group {
+    /// Scenarios on this machine and on the clusters that all of them share.
+    SharedClusters,
+    /// Scenarios that start clusters for themselves.
+    OwnClusters,
+    /// Scenarios that start and stop labs and count what is left on this machine. No other lab may change meanwhile.
+    Labs,
+}
+
+impl Group {
+    /// The groups to run.
+    fn selected() -> Result<Vec<Group>> {
+        Ok(match env::var(environment::GROUP).as_deref() {
+            Err(_) => vec![Group::SharedClusters, Group::OwnClusters, Group::Labs],
+            Ok("shared-clusters") => vec![Group::SharedClusters],
+            Ok("own-clusters") => vec![Group::OwnClusters],
+            Ok("labs") => vec![Group::Labs],
+            Ok(other) => bail!("{} names no group: {other}", environment::GROUP),
+        })
+    }
+}
+
 /// Scenarios that run concurrently: enough to hide their waiting, not so many that two cores are overloaded.
 const CONCURRENT_SCENARIOS: usize = 3;
+
+type Scenarios = fn(&Arc<LazyEnvironment>) -> Vec<Trial>;
+
+const CONCURRENT: &[(Group, Scenarios)] = &[
+    (Group::SharedClusters, kubernetes::scenarios),
+    (Group::SharedClusters, extensions::scenarios),
+    (Group::SharedClusters, clusters::scenarios),
+    (Group::SharedClusters, shop::scenarios),
+    (Group::SharedClusters, sessions::scenarios),
+    (Group::SharedClusters, programs::scenarios),
+    (Group::SharedClusters, incoming::scenarios),
+    (Group::SharedClusters, servers::scenarios),
+    (Group::SharedClusters, load::scenarios),
+    (Group::SharedClusters, faults::scenarios),
+    (Group::SharedClusters, resume::scenarios),
+    (Group::SharedClusters, cluster_sessions::scenarios),
+    (Group::SharedClusters, cluster_replicas::scenarios),
+];
+
+/// These change cluster-wide objects or break shared parts, so they run one at a time.
+const EXCLUSIVE: &[(Group, Scenarios)] = &[
+    (Group::SharedClusters, scenarios::chart::scenarios),
+    (Group::SharedClusters, network::scenarios),
+    (Group::SharedClusters, outages::scenarios),
+    (Group::Labs, lifecycle::scenarios),
+    (Group::SharedClusters, cluster_sessions::exclusive_scenarios),
+    (Group::SharedClusters, operator::scenarios),
+    (Group::SharedClusters, operator_sessions::scenarios),
+    (Group::SharedClusters, scenarios::soak::scenarios),
+    (Group::OwnClusters, members::scenarios),
+];
 
 fn main() -> ExitCode {
     lab::role::run_if_requested();
@@ -76,43 +133,25 @@ fn main() -> ExitCode {
     lifecycle::run_owner_if_requested();
     let mut arguments = Arguments::from_args();
     let environment = Arc::new(LazyEnvironment::default());
-    let concurrent: Vec<Trial> = [
-        kubernetes::scenarios,
-        extensions::scenarios,
-        clusters::scenarios,
-        shop::scenarios,
-        sessions::scenarios,
-        programs::scenarios,
-        incoming::scenarios,
-        servers::scenarios,
-        load::scenarios,
-        faults::scenarios,
-        resume::scenarios,
-        cluster_sessions::scenarios,
-        cluster_replicas::scenarios,
-    ]
-    .iter()
-    .flat_map(|scenarios| scenarios(&environment))
-    .collect();
-    // These change cluster-wide objects or break shared parts, so they run one at a time.
-    let exclusive: Vec<Trial> = [
-        scenarios::chart::scenarios,
-        network::scenarios,
-        outages::scenarios,
-        lifecycle::scenarios,
-        cluster_sessions::exclusive_scenarios,
-        operator::scenarios,
-        operator_sessions::scenarios,
-        scenarios::soak::scenarios,
-        members::scenarios,
-    ]
-    .iter()
-    .flat_map(|scenarios| scenarios(&environment))
-    .collect();
+    let groups = match Group::selected() {
+        Ok(groups) => groups,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let is_selected = |(group, _): &&(Group, Scenarios)| groups.contains(group);
+    let trials = |scenarios: &[(Group, Scenarios)]| -> Vec<Trial> {
+        scenarios
+            .iter()
+            .filter(is_selected)
+            .flat_map(|(_, scenarios)| scenarios(&environment))
+            .collect()
+    };
     arguments.test_threads.get_or_insert(CONCURRENT_SCENARIOS);
-    let first = libtest_mimic::run(&arguments, concurrent);
+    let first = libtest_mimic::run(&arguments, trials(CONCURRENT));
     arguments.test_threads = Some(1);
-    let second = libtest_mimic::run(&arguments, exclusive);
+    let second = libtest_mimic::run(&arguments, trials(EXCLUSIVE));
     e2e::print_timings();
     if let Some(environment) = Arc::into_inner(environment)
         && let Err(error) = environment.end()

@@ -32,7 +32,7 @@ export function suggestions(state: State, now: number): Suggestion[] {
       found.push({
         id: `passed-${port.port}`,
         title: `${plural(port.passed_on, "request")} to port ${port.port} matched and went to the application instead`,
-        advice: "The program did not accept or answer them in time. Check its own log; answer_within sets the timeout.",
+        advice: "The program did not accept or answer them in time. Check its own log; response_timeout sets the timeout.",
         items: [],
       });
     }

@@ -14,7 +14,7 @@ use super::build::TestExecutable;
 use super::counts::{Outcome, Runner};
 use super::results::{self, Verdict};
 use crate::process::Finished;
-use crate::{duration, privilege, process};
+use crate::{duration, environment, privilege, process};
 
 /// `nohup` and some CI runners ignore these signals, and programs inherit that. Tests send them.
 const DEFAULT_SIGNALS: &str = "--default-signal=HUP,INT,QUIT";
@@ -60,6 +60,15 @@ impl TestRun {
             timeout: UNIT_TIMEOUT,
             variables: Vec::new(),
         }
+    }
+
+    /// Runs only a group of the tests on clusters.
+    pub(crate) fn with_group(&self, group: &str) -> Self {
+        let mut run = self.clone();
+        run.label = format!("{} ({group})", self.label);
+        run.variables
+            .push((environment::E2E_GROUP, OsString::from(group)));
+        run
     }
 
     /// Runs all its tests. An executable without tests is no failure.
@@ -138,6 +147,27 @@ fn is_empty(finished: &Finished) -> bool {
         && Runner::Cargo
             .count(&finished.output)
             .is_some_and(|counts| counts.passed == 0 && counts.failed == 0)
+}
+
+/// Runs all of them at the same time. Their output is shown line by line as it comes.
+pub(crate) fn run_together(runs: &[TestRun]) -> Outcome {
+    let mut total = Outcome::default();
+    let outcomes = thread::scope(|scope| {
+        let threads: Vec<_> = runs.iter().map(|run| scope.spawn(|| run.run())).collect();
+        threads
+            .into_iter()
+            .map(|thread| match thread.join() {
+                Ok(outcome) => {
+                    outcome.unwrap_or_else(|error| Outcome::failure(format!("{error:#}")))
+                }
+                Err(_) => Outcome::failure("a thread that ran tests has panicked"),
+            })
+            .collect::<Vec<_>>()
+    });
+    for outcome in outcomes {
+        total.add(outcome);
+    }
+    total
 }
 
 /// Runs all of them, so many at a time. The output of each is shown when it ends.

@@ -35,6 +35,10 @@ const NEED_ROOT: &[&str] = &[
 /// The crate with the tests on clusters.
 const CLUSTER_TESTS: &str = "e2e";
 
+/// Groups of tests on clusters. Those in one row run at the same time, each in a process of its own: most of their time they
+/// wait, and they do not use the same clusters. The last group counts what labs leave behind, so it runs alone.
+const CLUSTER_TEST_GROUPS: &[&[&str]] = &[&["shared-clusters", "own-clusters"], &["labs"]];
+
 /// After this the tests on clusters have hung.
 const CLUSTER_TIMEOUT: Duration = Duration::from_mins(60);
 
@@ -328,7 +332,14 @@ fn run_cluster_tests(settings: &Settings) -> Result<Outcome> {
             variables: variables.clone(),
             ..TestRun::new(executable)
         };
-        total.add(run.run()?);
+        if is_library {
+            total.add(run.run()?);
+            continue;
+        }
+        for groups in CLUSTER_TEST_GROUPS {
+            let runs: Vec<TestRun> = groups.iter().map(|group| run.with_group(group)).collect();
+            total.add(executables::run_together(&runs));
+        }
     }
     ensure!(
         total.counts.passed + total.counts.failed > 0,

@@ -21,10 +21,26 @@ pub(crate) struct TestResult {
 
 /// The results in the output of one or more libtest programs.
 ///
-/// Each test has a line `test NAME ... ok`, with `<0.123s>` at its end where the program reports times. A line
+/// Each test has a line `test NAME ... ok`, with `<0.123s>` at its end where the program reports times. If a test runs alone
+/// and prints something itself, that stands between the name and the verdict, which then has a line of its own. A line
 /// `timing: NAME total=1.5s waited=0.9s for=pods` adds what libtest does not know.
 pub(crate) fn read(output: &str) -> Vec<TestResult> {
-    let mut results: Vec<TestResult> = output.lines().filter_map(test_line).collect();
+    let mut results = Vec::new();
+    let mut running = None;
+    for line in output.lines() {
+        match (started_test(line), running) {
+            (Some((name, rest)), _) => {
+                let result = test_result(name, rest);
+                running = result.is_none().then_some(name);
+                results.extend(result);
+            }
+            (None, Some(name)) if ["ok", "FAILED"].contains(&line) => {
+                results.extend(test_result(name, line));
+                running = None;
+            }
+            (None, _) => {}
+        }
+    }
     for (name, elapsed, waited) in output.lines().filter_map(timing_line) {
         if let Some(result) = results.iter_mut().find(|result| result.name == name) {
             result.elapsed = result.elapsed.or(elapsed);
@@ -34,12 +50,16 @@ pub(crate) fn read(output: &str) -> Vec<TestResult> {
     results
 }
 
-/// `test agent::connects ... ok <0.123s>`, `test a ... FAILED`, `test a ... ignored, needs root`. A test that must panic
-/// has ` - should panic` behind its name.
-fn test_line(line: &str) -> Option<TestResult> {
+/// `test NAME ... REST`. A test that must panic has ` - should panic` behind its name.
+fn started_test(line: &str) -> Option<(&str, &str)> {
     let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let name = name.strip_suffix(" - should panic").unwrap_or(name);
-    let word = rest.split([' ', ',']).next()?;
+    Some((name.trim_end(), rest))
+}
+
+/// `ok`, `ok <0.123s>`, `FAILED`, `ignored, needs root`.
+fn test_result(name: &str, text: &str) -> Option<TestResult> {
+    let (word, rest) = text.split_at(text.find([' ', ',']).unwrap_or(text.len()));
     let verdict = match word {
         "ok" => Verdict::Passed,
         "FAILED" => Verdict::Failed,
@@ -50,7 +70,7 @@ fn test_line(line: &str) -> Option<TestResult> {
         .split_once('<')
         .and_then(|(_, time)| seconds(time.split_once('>')?.0));
     Some(TestResult {
-        name: name.trim_end().to_owned(),
+        name: name.to_owned(),
         verdict,
         elapsed,
         waited: None,
@@ -83,6 +103,9 @@ test files::opens ... ok <1.500s>
 test files::fails ... FAILED <0.010s>
 test panics - should panic ... ok
 test as_root ... ignored, needs root
+test alone ... [   0.09 s] network created
+ok, said the test
+FAILED
 test odd ... what is this
 timing: panics total=2.25s waited=2.0s for=pods of the shop
 test result: FAILED. 2 passed; 1 failed; 1 ignored
@@ -103,6 +126,7 @@ test result: FAILED. 2 passed; 1 failed; 1 ignored
                 "files::fails Failed Some(10ms) None",
                 "panics Passed Some(2.25s) Some(\"2.0s: pods of the shop\")",
                 "as_root Ignored None None",
+                "alone Failed None None",
             ]
         );
     }

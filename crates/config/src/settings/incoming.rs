@@ -65,7 +65,7 @@ pub struct IncomingSettings {
     /// the request, and for a while also later ones. The default is 30 seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "Timeout::json_schema", extend("examples" = ["10s"]))]
-    pub answer_within: Option<Timeout>,
+    pub response_timeout: Option<Timeout>,
 
     /// Whether health probes are stolen as well. Otherwise the target's application responds to them, so that the
     /// kubelet does not restart it.

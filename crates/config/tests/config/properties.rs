@@ -206,7 +206,7 @@ proptest! {
                     "incoming": {
                         "mode": incoming, "ports": [port], "port_mapping": [[port, 8080]],
                         "http_filter": { "any_of": [{ "header": "^x: .*(?!y)$" }, { "body": "json", "query": "$.a", "matches": values[0] }] },
-                        "answer_within": "3s",
+                        "response_timeout": "3s",
                     },
                     "outgoing": { "tcp": booleans[1], "udp": booleans[2], "filter": { "remote": [address, "db"] } },
                     "dns": { "enabled": booleans[3], "filter": { "local": address } },

@@ -232,7 +232,7 @@ async fn the_application_serves_when_the_program_hangs(_: &Scenario<'_>) -> Resu
     let settings = [
         ("INCOMING", "steal"),
         ("INCOMING_HEADER_FILTER", "^x-session: mine$"),
-        ("INCOMING_ANSWER_WITHIN", "500ms"),
+        ("INCOMING_RESPONSE_TIMEOUT", "500ms"),
     ];
     let session = serve(&target, network::APPLICATION, &settings)?;
     wait_for_response(&target, &session, &["-H", MINE], LOCAL).await?;
@@ -246,7 +246,7 @@ async fn the_application_serves_when_the_program_hangs(_: &Scenario<'_>) -> Resu
     let response = request(&target, &["-H", MINE])?;
     ensure!(response == original(network::TARGET), "{response:?}");
     session
-        .wait_for_message("got no answer from the program in time")
+        .wait_for_message("got no response from the program in time")
         .await?;
     signal("-CONT")?;
     wait_for_response(&target, &session, &["-H", MINE], LOCAL).await

@@ -142,10 +142,10 @@ impl fmt::Display for IncomingEventKind {
                 match (*lost, *count) {
                     (0, _) => formatter.write_str("; the application at the target got them instead"),
                     (lost, count) if lost == count => formatter
-                        .write_str("; the application at the target could not take over, and the clients got no answer"),
+                        .write_str("; the application at the target could not take over, and the clients got no response"),
                     (lost, _) => write!(
                         formatter,
-                        "; the application at the target got them instead, except for {lost}, whose clients got no answer"
+                        "; the application at the target got them instead, except for {lost}, whose clients got no response"
                     ),
                 }
             }
@@ -265,8 +265,8 @@ impl fmt::Display for MissedReason {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Unreachable => "did not reach the program, which does not take connections",
-            Self::NoResponse => "got no answer from the program",
-            Self::TooSlow => "got no answer from the program in time (see answer_within)",
+            Self::NoResponse => "got no response from the program",
+            Self::TooSlow => "got no response from the program in time (see response_timeout)",
         })
     }
 }
@@ -388,8 +388,8 @@ mod tests {
                 count: 3,
                 lost: 1,
             },
-            "port 8080 of the target: 3 requests got no answer from the program; the application at the target got them \
-             instead, except for 1, whose clients got no answer",
+            "port 8080 of the target: 3 requests got no response from the program; the application at the target got them \
+             instead, except for 1, whose clients got no response",
         );
     }
 

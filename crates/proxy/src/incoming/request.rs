@@ -43,7 +43,7 @@ impl SubscribeOptions {
             .certificate
             .as_ref()
             .zip(settings.tls.key.as_ref());
-        let response_timeout = settings.answer_within.as_ref();
+        let response_timeout = settings.response_timeout.as_ref();
         Self {
             mode: match settings.mode {
                 IncomingMode::Steal => rpc::IncomingMode::Steal,
@@ -135,7 +135,7 @@ mod tests {
             "on_concurrent_steal": "continue",
             "flush_connections": true,
             "take_probes": true,
-            "answer_within": "3s",
+            "response_timeout": "3s",
             "tls": {"certificate": "/tls.crt", "key": "/tls.key"}
         }}}}"#;
         let layers = Layers::new().file("test", text, Format::Json);

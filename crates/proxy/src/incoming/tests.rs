@@ -219,7 +219,7 @@ async fn resets_are_passed_on_in_both_directions() {
 
 #[tokio::test]
 async fn a_connection_that_is_never_accepted_is_reset_and_a_silent_one_is_not() {
-    let session = TestSession::new("{mode: steal, answer_within: 1ms}").await;
+    let session = TestSession::new("{mode: steal, response_timeout: 1ms}").await;
     let (listener, address) = listener().await;
     session.listen(address, false).await.unwrap();
     let mut silent = session.agent.incoming_connection(&meta()).await;

@@ -21,6 +21,7 @@ use lab::Progress;
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{FirstSeen, Identity, TlsDialer, Trust};
 use link::{Link, Settings};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::super::support::agent_image;
@@ -391,6 +392,8 @@ struct Client {
     identity: Identity,
     /// The namespace of the Primary's operator, for `kubectl`.
     primary: TestNamespace,
+    /// The last link to each agent, by endpoint number. An agent without a link ends, and the operator starts another one.
+    links: Mutex<BTreeMap<u32, Link>>,
 }
 
 impl Client {
@@ -403,11 +406,16 @@ impl Client {
             Ok(Some(ReconnectingOperator::start(session).await?))
         })
         .await?;
-        Ok(Client {
+        Ok(Client::new(operator, identity, primary))
+    }
+
+    fn new(operator: ReconnectingOperator, identity: Identity, primary: &Operator) -> Self {
+        Client {
             operator,
             identity,
             primary: primary.namespace.clone(),
-        })
+            links: Mutex::default(),
+        }
     }
 
     /// Waits until the client's list of endpoints meets a condition, and returns the list.
@@ -473,7 +481,7 @@ impl Client {
         self.wait_for_all_agents().await
     }
 
-    /// Connects a link to each agent of a cluster, end to end.
+    /// Connects a new link to each agent of a cluster, end to end. It replaces the last one.
     async fn connect_to_agents(&self, endpoints: &AgentEndpoints, cluster: &str) -> Result<()> {
         for endpoint in ready_in(endpoints, cluster) {
             let what = format!("a link to {} in {cluster}", endpoint.pod);
@@ -486,12 +494,14 @@ impl Client {
                 settings.redial.first_connection_timeout = Duration::from_secs(2);
                 Ok(Some(Link::connect(dialer, settings).await?))
             });
-            drop(link.await?);
+            let link = link.await?;
+            self.links.lock().insert(endpoint.number, link);
         }
         Ok(())
     }
 
     async fn end(self) -> Result<()> {
+        drop(self.links);
         self.operator.end().await;
         Ok(())
     }

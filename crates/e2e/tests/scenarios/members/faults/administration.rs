@@ -108,11 +108,7 @@ pub(super) async fn without_permission(setup: &Setup<'_>) -> Result<()> {
     grant(&setup.hub, "anna").await?;
     let operator =
         ReconnectingOperator::start(session(anna.clone(), 0xe, LONG_WINDOW, &identity)?).await?;
-    let client = Client {
-        operator,
-        identity,
-        primary: setup.hub.namespace.clone(),
-    };
+    let client = Client::new(operator, identity, &setup.hub);
     let endpoints = client
         .wait_for_endpoints("west refuses the user", |endpoints| {
             let reason = unreachable_reason(endpoints, "west").unwrap_or_default();
@@ -124,11 +120,7 @@ pub(super) async fn without_permission(setup: &Setup<'_>) -> Result<()> {
     grant(&setup.west, "hub:anna").await?;
     let identity = Identity::generate()?;
     let operator = ReconnectingOperator::start(session(anna, 0xf, LONG_WINDOW, &identity)?).await?;
-    let client = Client {
-        operator,
-        identity,
-        primary: setup.hub.namespace.clone(),
-    };
+    let client = Client::new(operator, identity, &setup.hub);
     client.wait_for_all_agents().await?;
     client.end().await?;
     setup.west.helm("upgrade", &member_values())?;
