@@ -162,8 +162,9 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     });
     tracing::info!(
         address = %shared.settings.listen,
+        probe_address = %shared.settings.listen_for_probes,
         version = env!("CARGO_PKG_VERSION"),
-        "operator started"
+        "listening"
     );
     background.spawn("certificates", certificates.run());
     background.spawn("trust", trust.run());

@@ -85,7 +85,7 @@ impl PortTracker {
         match patched {
             Ok(_) => self.reported.lock().mark_written(&ports),
             Err(error) => {
-                tracing::debug!(session = self.session, %error, "failed to write ports");
+                tracing::debug!(session = self.session, %error, "port update failed");
             }
         }
     }

@@ -64,7 +64,7 @@ impl EksTokens {
             }
             (Err(error), Some((credentials, expires))) if now < *expires => {
                 let error = error.to_string();
-                tracing::warn!(error, %expires, "failed to get AWS credentials, using the cached ones");
+                tracing::warn!(error, %expires, "AWS credential refresh failed, using cached credentials");
                 Ok((credentials.clone(), RETRY_DELAY))
             }
             (Err(error), _) => Err(NoCredential::Aws(error.to_string())),

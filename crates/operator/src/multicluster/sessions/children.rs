@@ -185,7 +185,7 @@ impl MemberChildren {
                         tracing::warn!(
                             cluster = self.client.member.name,
                             error = error_chain(&error),
-                            "watch of a member's sessions failed"
+                            "watch failed"
                         );
                     }
                     notify(changes);
