@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use super::Finding;
+use super::log_events::log_calls;
 use crate::workspace::Source;
 
 /// Words that no name of a type, constant, module, flag or metric has as a part, each with a word of the field.
@@ -99,10 +100,7 @@ struct Allowed {
 const ALLOWED: &[Allowed] = &[
     Allowed { path: "STYLE.md",                    word: "*", reason: "the glossary names the old words" },
     Allowed { path: "xtask/src/tidy/language.rs",  word: "*", reason: "the rule names the old words" },
-    Allowed { path: "changelog.d",                 word: "*", reason: "not converted yet" },
     Allowed { path: "crates/lab/src/debian.rs",    word: "nobody", reason: "a user of /etc/passwd" },
-    Allowed { path: "docs",                        word: "*", reason: "not converted yet" },
-    Allowed { path: "SECURITY.md",                 word: "*", reason: "not converted yet" },
 ];
 
 /// Files that others write.
@@ -225,34 +223,17 @@ fn parts(name: &str) -> Vec<String> {
 
 /// The texts in calls of `tracing`'s macros.
 fn log_messages(source: &Source) -> Vec<Finding> {
-    static CALL: LazyLock<Option<(Regex, Regex)>> = LazyLock::new(|| {
-        let call = Regex::new(r"tracing::(?:trace|debug|info|warn|error)!\(").ok()?;
-        let text = Regex::new(r#""((?:[^"\\]|\\.)*)""#).ok()?;
-        Some((call, text))
-    });
-    let Some((call, text)) = &*CALL else {
-        return Vec::new();
-    };
     let mut findings = Vec::new();
-    for start in call.find_iter(&source.text) {
-        let rest = &source.text[start.end()..];
-        let arguments = &rest[..end_of_arguments(rest)];
-        for message in text
-            .captures_iter(arguments)
-            .filter_map(|found| found.get(1))
-        {
-            let line = line_at(&source.text, start.start());
-            let old = parts(message.as_str())
+    for call in log_calls(&source.text) {
+        for message in call.texts() {
+            let old = parts(message)
                 .into_iter()
                 .find(|word| is_old_in_logs(word) && !is_allowed(&source.path, word));
             findings.extend(old.map(|word| {
                 Finding::new(
                     &source.path,
-                    line,
-                    format!(
-                        "the log message {message:?} has the word `{word}`",
-                        message = message.as_str()
-                    ),
+                    call.line,
+                    format!("the log message {message:?} has the word `{word}`"),
                 )
             }));
         }
@@ -263,23 +244,6 @@ fn log_messages(source: &Source) -> Vec<Finding> {
 fn is_old_in_logs(word: &str) -> bool {
     let is_name_part = NAME_PARTS.iter().any(|(words, _)| words.contains(&word));
     LOG_WORDS.contains(&word) || is_name_part && !ORDINARY_IN_LOGS.contains(&word)
-}
-
-/// Where the parenthesis closes that is open at the start of the text. Parentheses in strings count as well: log
-/// messages have them in pairs.
-fn end_of_arguments(text: &str) -> usize {
-    let mut depth = 1_u32;
-    for (index, character) in text.char_indices() {
-        match character {
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            return index;
-        }
-    }
-    text.len()
 }
 
 /// Phrases in a text of any kind, also across the line breaks of comments and in names.
