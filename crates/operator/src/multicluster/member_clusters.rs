@@ -246,7 +246,7 @@ impl MemberClusters {
             member_client.health.subscribe(),
             member_client.access.subscribe(),
         );
-        // Earlier health checks say nothing about the current connection.
+        // Earlier health checks were about another connection.
         health.mark_unchanged();
         loop {
             tokio::select! {

@@ -295,7 +295,7 @@ mod tests {
             ..MemberHealth::default()
         };
         for (access, health, expected) in [
-            (&without, &MemberHealth::default(), "is not there"),
+            (&without, &MemberHealth::default(), "does not exist"),
             (&MemberAccess::default(), &unhealthy, "no route"),
         ] {
             match unreachable(access, health) {
