@@ -7,6 +7,7 @@ mod dependencies;
 pub(crate) mod fragments;
 mod language;
 mod links;
+mod log_events;
 mod machine_specific;
 mod manifests;
 mod map;
@@ -80,6 +81,7 @@ pub(crate) fn findings(repository: &Repository) -> Result<Vec<Finding>> {
     findings.extend(machine_specific::check(sources));
     findings.extend(language::check(sources));
     findings.extend(links::check(sources, paths));
+    findings.extend(log_events::check(sources));
     findings.extend(map::check(sources, paths));
     findings.extend(skipped_tests::check(sources));
     let stale =

@@ -121,7 +121,7 @@ impl ClusterAgent {
                 Err(Error::AgentFailed { why, .. })
                     if why.contains("cannot listen on") && attempts < MAX_PORT_ATTEMPTS =>
                 {
-                    tracing::info!(why, "agent port in use, retrying with another port");
+                    tracing::info!(reason = why, "agent port in use, retrying");
                     attempts += 1;
                 }
                 Err(error) => {
@@ -233,7 +233,7 @@ impl ClusterAgent {
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => "the connection attempt timed out".to_owned(),
             };
-            tracing::trace!(why, "agent not reachable yet");
+            tracing::trace!(reason = why, "agent not reachable yet");
             if started.elapsed() > startup_timeout {
                 return Err(Error::Timeout {
                     pod: self.pod.clone(),

@@ -83,7 +83,7 @@ pub enum Error {
         why: String,
     },
 
-    #[error("the API server would not {action}")]
+    #[error("the API server refused to {action}")]
     Api {
         action: String,
         #[source]

@@ -165,7 +165,11 @@ impl PodWatcher {
             match event {
                 Ok(event) => self.apply(event).await,
                 Err(error) => {
-                    tracing::debug!(error = error_chain(&error), "pod watch failed, retrying");
+                    tracing::debug!(
+                        resource = "pods",
+                        error = error_chain(&error),
+                        "watch failed"
+                    );
                     // Later errors are transient, and the last pods stay valid.
                     if let Some(first) = self.first.take() {
                         let _ = first.send(Err(self.explain(error).await));

@@ -404,7 +404,7 @@ impl Shared {
         why: impl std::fmt::Display,
         malformed: Option<Malformed>,
     ) {
-        tracing::debug!(%why, ?malformed, "link disconnected");
+        tracing::debug!(reason = %why, ?malformed, "link disconnected");
         inner.pipe = None;
         self.wakers.driver.wake();
         if inner.machine.end_reason().is_some() {

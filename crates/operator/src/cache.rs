@@ -177,7 +177,7 @@ where
         self.store.state()
     }
 
-    /// Notifies of changes from now on, and once at once.
+    /// The receiver is notified immediately, and then of every change.
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         let mut changes = self.changes.clone();
         changes.mark_changed();

@@ -161,7 +161,7 @@ pub(crate) fn handshake(headers: &HeaderMap) -> Result<String, Refusal> {
     let is_upgrade = text(UPGRADE).is_some_and(|value| value.eq_ignore_ascii_case("websocket"));
     let (Some(key), true) = (text(SEC_WEBSOCKET_KEY), is_upgrade) else {
         return Err(Refusal::bad_request(
-            "connecting takes a WebSocket; `standin exec` does it for you",
+            "connecting requires a WebSocket; use `standin exec`",
         ));
     };
     let offered = headers

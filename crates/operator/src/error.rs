@@ -20,7 +20,7 @@ pub enum Error {
     )]
     NoCluster(#[source] Box<kube::config::InferConfigError>),
     #[error(
-        "the Secret {name} is not there; the chart creates it empty, and the operator fills it. Reinstall the chart, or \
+        "the Secret {name} does not exist; the chart creates it empty, and the operator fills it. Reinstall the chart, or \
          create an empty Secret of that name"
     )]
     NoSecret { name: String },
@@ -45,12 +45,12 @@ pub enum Error {
     UnreadableCertificate(String),
     #[error(
         "the member {cluster} has `authType: eks`, and the operator's account has no role in AWS: set `sa.roleArn`, and \
-         see that the cluster's webhook for roles of accounts runs"
+         check that the cluster's pod identity webhook runs"
     )]
     NoRole { cluster: String },
     #[error("cannot check whether this cluster allows the user: {0}")]
     AccessReview(String),
-    #[error("a member was asked to {action}, and returned no token")]
+    #[error("the request to {action} returned no token")]
     NoToken { action: String },
     #[error("bug in the operator: {0}")]
     Panicked(String),

@@ -174,7 +174,7 @@ impl Election {
             .replace(&settings.lease, &PostParams::default(), &lease)
             .await
         {
-            tracing::debug!(%error, "failed to release the Lease");
+            tracing::debug!(%error, "Lease release failed");
         }
     }
 }

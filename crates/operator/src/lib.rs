@@ -9,7 +9,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`audit`] | audit log entries |
-//! | [`authorize`] | asks the cluster whether a user may have a session with a target |
+//! | [`authorize`] | checks with the cluster whether a user may have a session with a target |
 //! | [`background`] | tasks without which a replica must exit |
 //! | [`cache`] | watches objects and keeps them in memory |
 //! | [`certificates`] | creates and rotates the operator's certificates |
@@ -102,7 +102,7 @@ pub(crate) struct Shared {
     pub(crate) users: Users,
     /// Cancelled when this replica begins to shut down: it is not ready any more and gets no new clients.
     pub(crate) ending: CancellationToken,
-    /// Cancelled a little later, when no new clients arrive: connected clients are asked to move to another replica.
+    /// Cancelled a little later, when no new clients connect: connected clients hand over to another replica.
     pub(crate) draining: CancellationToken,
     /// The tasks that relay sessions.
     pub(crate) relays: TaskTracker,
@@ -162,8 +162,9 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     });
     tracing::info!(
         address = %shared.settings.listen,
+        probe_address = %shared.settings.listen_for_probes,
         version = env!("CARGO_PKG_VERSION"),
-        "operator started"
+        "listening"
     );
     background.spawn("certificates", certificates.run());
     background.spawn("trust", trust.run());

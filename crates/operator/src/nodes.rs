@@ -1,4 +1,4 @@
-//! Requests to the node agents, which run on every node and serve targets without a start of their own.
+//! Requests to the node agents, which run on every node and serve targets without starting a process.
 //!
 //! Both sides authenticate with certificates of the operator's Secret: a node agent gets its own key and the operator's
 //! certificate, and nothing else of the Secret.

@@ -251,8 +251,7 @@ async fn list_sessions(shared: &Shared, now: Timestamp) -> Result<Vec<Session>, 
     Ok(sessions::to_api_list(&sessions, &parents, now))
 }
 
-/// Targets of all clusters that this one coordinates, or of this cluster if it coordinates none or the query asks for it
-/// alone.
+/// Targets of all clusters if this one is a Primary, unless the query selects only this cluster.
 async fn list_targets(
     shared: &Shared,
     filter: &TargetFilter,

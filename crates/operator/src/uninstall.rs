@@ -79,7 +79,10 @@ where
                 ignore_not_found(deleted.map(drop)).action(format!("end {name}"))?;
             } else if has_timed_out {
                 // The operator does not clean up. Agents end by themselves when their clients do not reconnect.
-                tracing::warn!(name, "session not cleaned up, removing its finalizers");
+                tracing::warn!(
+                    session = name,
+                    "session cleanup timed out, removing finalizers"
+                );
                 let patch = json!({"metadata": {"finalizers": null}});
                 let patched = sessions
                     .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))

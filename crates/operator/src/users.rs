@@ -63,7 +63,7 @@ pub(crate) async fn statistics(
     match read(&maps).await {
         Ok(days) => Some(count_users(&days, day(now))),
         Err(error) => {
-            tracing::debug!(error = error_chain(&error), "failed to count users");
+            tracing::debug!(error = error_chain(&error), "user count failed");
             None
         }
     }
@@ -79,7 +79,7 @@ async fn write_users(maps: Api<ConfigMap>, mut keys: mpsc::Receiver<String>) {
         match write(&maps, &key, today).await {
             Ok(days) => cached = days,
             // The user is recorded again with the next reconciliation of the session.
-            Err(error) => tracing::debug!(error = error_chain(&error), "failed to record a user"),
+            Err(error) => tracing::debug!(error = error_chain(&error), "user update failed"),
         }
     }
 }

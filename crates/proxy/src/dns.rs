@@ -124,7 +124,7 @@ impl Dns {
     pub(crate) async fn start(self: &Arc<Self>) {
         let load = async { tokio::join!(self.read_settings(), self.refresh_names()) };
         if timeout(STARTUP_TIMEOUT, load).await.is_err() {
-            tracing::warn!("target nameservers slow, filters by name may not match at first");
+            tracing::warn!("target nameservers timed out, filters by name incomplete");
         }
         let this = Arc::downgrade(self);
         self.context.runtime.spawn(async move {
@@ -236,7 +236,7 @@ impl Dns {
         let settings = match settings {
             Ok(settings) => settings.into_inner(),
             Err(status) => {
-                tracing::warn!(%status, "reading the target's resolv.conf failed");
+                tracing::warn!(%status, "DNS settings request failed");
                 return;
             }
         };
@@ -309,7 +309,7 @@ async fn lookup_at_target(context: &SessionContext, name: String) -> Vec<Resolve
     };
     let response = response.into_inner();
     if response.outcome() != Outcome::Found {
-        tracing::info!(name, outcome = ?response.outcome(), "name in a filter not resolved at the target");
+        tracing::info!(name, outcome = ?response.outcome(), "filter name not resolved");
     }
     let addresses = response.addresses.iter();
     let addresses = addresses.filter_map(|found| decode_ip(&found.address));

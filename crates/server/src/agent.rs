@@ -291,7 +291,7 @@ async fn serve_client(
 async fn regrant(agent: &Agent, grant: serde_json::Value) -> Result<()> {
     let grant = serde_json::from_value(grant).context("the grant cannot be parsed")?;
     if agent.regrant(&grant).await? {
-        tracing::info!("grant changed");
+        tracing::info!("grant updated");
     }
     Ok(())
 }

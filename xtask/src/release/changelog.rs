@@ -14,9 +14,9 @@ pub(crate) const PATH: &str = "CHANGELOG.md";
 const INTERNAL: &str = "internal";
 
 /// The changelog's text before the first section while there is no release.
-const NOTHING_YET: &str = "There is no release yet; what the next one brings lies in [changelog.d](changelog.d/README.md).";
+const NOTHING_YET: &str = "There is no release yet; the changes of the next one are in [changelog.d](changelog.d/README.md).";
 const WHAT_IS_NEXT: &str =
-    "What the next release brings lies in [changelog.d](changelog.d/README.md).";
+    "The changes of the next release are in [changelog.d](changelog.d/README.md).";
 
 /// The fragments among the files of the repository.
 pub(crate) fn fragments(sources: &[Source]) -> Vec<&Source> {

@@ -1,6 +1,6 @@
 //! The project's language: words that STYLE.md's glossary replaces are refused.
 //!
-//! Two rules. Names (types, constants, modules, flags, metrics) and log messages must not contain an old word as a
+//! Two rules. Names (types, constants, modules, flags, variables, configuration keys, metrics) and log messages must not contain an old word as a
 //! part. Some phrases are refused everywhere, comments and documents included. [`ALLOWED`] lists what must stay.
 
 use std::path::Path;
@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use super::Finding;
+use super::log_events::log_calls;
 use crate::workspace::Source;
 
 /// Words that no name of a type, constant, module, flag or metric has as a part, each with a word of the field.
@@ -99,12 +100,8 @@ struct Allowed {
 const ALLOWED: &[Allowed] = &[
     Allowed { path: "STYLE.md",                    word: "*", reason: "the glossary names the old words" },
     Allowed { path: "xtask/src/tidy/language.rs",  word: "*", reason: "the rule names the old words" },
-    Allowed { path: "changelog.d",                 word: "*", reason: "not converted yet" },
     Allowed { path: "crates/lab/src/debian.rs",    word: "nobody", reason: "a user of /etc/passwd" },
     Allowed { path: "docs/lab.md",                 word: "way", reason: "the flag `--one-way`" },
-    Allowed { path: "docs/observability.md",       word: "*", reason: "not converted yet" },
-    Allowed { path: "docs/troubleshooting.md",     word: "*", reason: "not converted yet" },
-    Allowed { path: "SECURITY.md",                 word: "*", reason: "not converted yet" },
 ];
 
 /// Files that others write.
@@ -128,6 +125,9 @@ pub(crate) fn check(sources: &[Source]) -> Vec<Finding> {
                 findings.extend(module_name(source));
             }
             findings.extend(flags_and_metrics(source));
+            if source.path.starts_with("schemas") {
+                findings.extend(configuration_keys(source));
+            }
             findings
         })
         .collect()
@@ -171,10 +171,11 @@ fn module_name(source: &Source) -> Option<Finding> {
     name_finding(source, 1, &name)
 }
 
-/// Flags such as `--timeout` and metrics such as `sessions_total`, in any file.
+/// Flags such as `--timeout`, environment variables such as `STANDIN_TARGET` and metrics such as `sessions_total`, in any
+/// file.
 fn flags_and_metrics(source: &Source) -> Vec<Finding> {
     static NAME: LazyLock<Option<Regex>> = LazyLock::new(|| {
-        Regex::new(r"(?:^|[\s`\x22'(\[])--([a-z][a-z0-9-]+)|\b(standin_[a-z_]+|[a-z_]+_total)\b")
+        Regex::new(r"(?:^|[\s`\x22'(\[])--([a-z][a-z0-9-]+)|\b(standin_[a-z_]+|STANDIN_[A-Z_]+|[a-z_]+_total)\b")
             .ok()
     });
     let Some(pattern) = &*NAME else {
@@ -188,6 +189,24 @@ fn flags_and_metrics(source: &Source) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// The keys of a configuration file, which are the keys of its schema.
+fn configuration_keys(source: &Source) -> Vec<Finding> {
+    static KEY: LazyLock<Option<Regex>> =
+        LazyLock::new(|| Regex::new(r#"^\s*"([a-z_]+)": \{"#).ok());
+    let Some(pattern) = &*KEY else {
+        return Vec::new();
+    };
+    source
+        .text
+        .lines()
+        .enumerate()
+        .filter_map(|(index, line)| {
+            let name = pattern.captures(line)?.get(1)?.as_str();
+            name_finding(source, index + 1, name)
+        })
+        .collect()
 }
 
 fn name_finding(source: &Source, line: usize, name: &str) -> Option<Finding> {
@@ -227,34 +246,17 @@ fn parts(name: &str) -> Vec<String> {
 
 /// The texts in calls of `tracing`'s macros.
 fn log_messages(source: &Source) -> Vec<Finding> {
-    static CALL: LazyLock<Option<(Regex, Regex)>> = LazyLock::new(|| {
-        let call = Regex::new(r"tracing::(?:trace|debug|info|warn|error)!\(").ok()?;
-        let text = Regex::new(r#""((?:[^"\\]|\\.)*)""#).ok()?;
-        Some((call, text))
-    });
-    let Some((call, text)) = &*CALL else {
-        return Vec::new();
-    };
     let mut findings = Vec::new();
-    for start in call.find_iter(&source.text) {
-        let rest = &source.text[start.end()..];
-        let arguments = &rest[..end_of_arguments(rest)];
-        for message in text
-            .captures_iter(arguments)
-            .filter_map(|found| found.get(1))
-        {
-            let line = line_at(&source.text, start.start());
-            let old = parts(message.as_str())
+    for call in log_calls(&source.text) {
+        for message in call.texts() {
+            let old = parts(message)
                 .into_iter()
                 .find(|word| is_old_in_logs(word) && !is_allowed(&source.path, word));
             findings.extend(old.map(|word| {
                 Finding::new(
                     &source.path,
-                    line,
-                    format!(
-                        "the log message {message:?} has the word `{word}`",
-                        message = message.as_str()
-                    ),
+                    call.line,
+                    format!("the log message {message:?} has the word `{word}`"),
                 )
             }));
         }
@@ -265,23 +267,6 @@ fn log_messages(source: &Source) -> Vec<Finding> {
 fn is_old_in_logs(word: &str) -> bool {
     let is_name_part = NAME_PARTS.iter().any(|(words, _)| words.contains(&word));
     LOG_WORDS.contains(&word) || is_name_part && !ORDINARY_IN_LOGS.contains(&word)
-}
-
-/// Where the parenthesis closes that is open at the start of the text. Parentheses in strings count as well: log
-/// messages have them in pairs.
-fn end_of_arguments(text: &str) -> usize {
-    let mut depth = 1_u32;
-    for (index, character) in text.char_indices() {
-        match character {
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            return index;
-        }
-    }
-    text.len()
 }
 
 /// Phrases in a text of any kind, also across the line breaks of comments and in names.
@@ -345,6 +330,9 @@ mod tests {
             assert!(is_found("a.rs", text), "{text}");
         }
         assert!(is_found("agent/keeper.rs", ""));
+        assert!(is_found("a.md", "set `STANDIN_INCOMING_ANSWER_WITHIN`"));
+        let key = "  \"answer_within\": {";
+        assert!(is_found("schemas/a.json", key) && !is_found("a.json", key));
         for text in [
             "struct Placeholder;",
             "struct Gateway;",

@@ -17,7 +17,7 @@ use crate::grant::FileAccess;
 
 pub(crate) struct OpenedFile {
     pub(crate) file: OpenFile,
-    /// Whether the client gets a handle. It does not if the first bytes are the whole file and the request says so.
+    /// Whether the client gets a handle. It does not if the first bytes are the whole file and the request needs no handle.
     pub(crate) is_kept: bool,
     /// Without a handle.
     pub(crate) response: OpenResponse,

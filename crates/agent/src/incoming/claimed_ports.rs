@@ -1,5 +1,5 @@
-//! The ports that sessions have claimed, for status reports. The agent reports them, so they do not depend on what a client
-//! says.
+//! The ports that sessions have claimed, for status reports. The agent reports them, because reports of a client could be
+//! wrong.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

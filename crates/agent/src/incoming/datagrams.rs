@@ -348,7 +348,7 @@ async fn reply(
         if let DatagramFrame::Payload { payload, .. } = datagram
             && let Err(error) = flow.reply(&payload).await
         {
-            tracing::debug!(%error, "failed to send UDP response");
+            tracing::debug!(%error, "UDP response failed");
         }
     }
     let bytes = from_session.next().await?;
@@ -396,7 +396,7 @@ async fn forward_flow(
 
 async fn forward(socket: &UdpSocket, payload: &[u8]) {
     if let Err(error) = socket.send(payload).await {
-        tracing::debug!(%error, "failed to forward datagram");
+        tracing::debug!(%error, "UDP forwarding failed");
     }
 }
 

@@ -85,7 +85,7 @@ pub(super) async fn serve_all(agent: Agent, listener: UnixListener, endpoint: Pe
                 timeout(HANDSHAKE_TIMEOUT, authenticate(&mut stream, &endpoint)).await;
             drop(permit);
             if !matches!(authenticated, Ok(Ok(()))) {
-                return tracing::warn!("unauthenticated peer rejected");
+                return tracing::warn!(role = "joiner", "unauthenticated peer rejected");
             }
             let connection = Arc::new(Connection::of_peer(agent));
             if let Err(error) = connection::serve(connection, stream).await {
@@ -125,7 +125,7 @@ async fn join_handshake(stream: &mut UnixStream, endpoint: &PeerEndpoint) -> io:
     let mut proof = [0; PROOF_LEN];
     stream.read_exact(&mut proof).await?;
     if !endpoint.verify(Role::Holder, &handshake, &proof) {
-        tracing::warn!("unauthenticated peer endpoint");
+        tracing::warn!(role = "holder", "unauthenticated peer rejected");
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let proof = endpoint.proof(Role::Joiner, &handshake);

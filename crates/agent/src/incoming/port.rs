@@ -111,7 +111,7 @@ impl OpenPort {
         *self.mesh.lock() = mesh;
     }
 
-    /// Records that traffic was received. Behind a sidecar all traffic seems to come from inside.
+    /// Records that traffic was received. Behind a sidecar, the source of all traffic is inside.
     pub(super) fn record_traffic(&self, client: SocketAddr, server: SocketAddr) {
         if *self.traffic.borrow() {
             return;

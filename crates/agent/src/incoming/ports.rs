@@ -230,7 +230,7 @@ impl Ports {
         };
         match checked.await {
             Ok(report) => {
-                tracing::info!(%report, "redirect verified");
+                tracing::info!(port = %report.port, evidence = ?report.evidence, mesh = ?report.mesh, "redirect verified");
                 open.set_mesh(report.mesh);
                 Ok(redirect)
             }
@@ -260,7 +260,7 @@ impl Ports {
             return;
         };
         if let Err(error) = active.redirect.remove_port(port).await {
-            tracing::warn!(%error, %port, "failed to remove redirect");
+            tracing::warn!(%error, %port, "redirect removal failed");
         }
         if let Some(PortKind::Udp(port)) = open.as_deref().map(|open| &open.kind) {
             port.restart_application_flows();

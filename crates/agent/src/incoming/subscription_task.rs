@@ -197,7 +197,7 @@ impl SubscriptionTask {
 
     /// Keeps the precedence of the claim for the next agent that redirects the port, in whichever order the others join.
     fn prepare_to_take_over(&mut self, holder: &str) {
-        tracing::info!(holder, port = %self.spec.port, "agent that redirected the port ended");
+        tracing::info!(holder, port = %self.spec.port, "redirecting agent ended");
         self.set_source(ConnectionSource::Pending);
         let claim_age = self.claimed_since.map(|since| since.elapsed());
         self.spec.take_over(claim_age.unwrap_or_default());
@@ -417,7 +417,7 @@ async fn wait_for_traffic(traffic: &mut watch::Receiver<bool>) {
 pub(super) fn emit(events: &EventSender, event: subscribe_event::Event) {
     let event = SubscribeEvent { event: Some(event) };
     if events.try_send(Ok(event)).is_err() && !events.is_closed() {
-        tracing::warn!("event dropped: session does not read events");
+        tracing::warn!("event dropped, session too slow");
     }
 }
 

@@ -108,7 +108,7 @@ impl Progress {
     /// Prints a warning, once for each text.
     pub(crate) fn warn(&self, text: &str) {
         let mut state = self.state();
-        tracing::warn!("{text}");
+        tracing::warn!(%text, "notice");
         if state.warned.insert(text.to_owned()) {
             state.print(text);
         }
@@ -117,7 +117,7 @@ impl Progress {
     /// Prints a warning about a file or a program, once for each text, and up to a limit for each kind.
     pub(super) fn warn_limited(&self, kind: NoticeKind, text: &str) {
         let mut state = self.state();
-        tracing::warn!("{text}");
+        tracing::warn!(%text, "notice");
         match state.notices.check(kind, text) {
             Verdict::Print => state.print(text),
             Verdict::AnnounceMore => {
@@ -140,13 +140,13 @@ impl Progress {
 
     /// Prints an event, also if it is repeated.
     pub(crate) fn report(&self, text: &str) {
-        tracing::warn!("{text}");
+        tracing::warn!(%text, "notice");
         self.state().print(text);
     }
 
     /// Prints information, unless the user wants warnings only.
     pub(crate) fn note(&self, text: &str) {
-        tracing::info!("{text}");
+        tracing::info!(%text, "notice");
         let state = self.state();
         if !state.quiet {
             state.print(text);

@@ -241,7 +241,7 @@ ID  USER  NAMESPACE  TARGET               AGE  PORTS
         let mut north = member("north", Some("0.2.0"));
         north.warning = Some("its certificate ends in 3 days".to_owned());
         let mut west = member("west", None);
-        west.error = Some("the Secret mirrord-cluster-west is not there".to_owned());
+        west.error = Some("the Secret mirrord-cluster-west does not exist".to_owned());
         let status = MirrordOperatorStatus {
             connected_clusters: vec![member("east", Some("0.1.9")), north, west],
             ..MirrordOperatorStatus::default()
@@ -255,7 +255,7 @@ CLUSTER  ROLE                      OPERATOR  STATE
 hub      Primary, without targets  0.2.0     running
 east     member, Default           0.1.9     connected
 north    member                    0.2.0     connected; its certificate ends in 3 days
-west     member                              the Secret mirrord-cluster-west is not there
+west     member                              the Secret mirrord-cluster-west does not exist
 "
         );
     }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// Whether the cluster has an operator. The API server responds by itself, so the request is short even if the operator is
 /// down, and every authenticated user may send it.
 pub async fn has_operator(cluster: &Cluster) -> Result<bool> {
-    let action = "say whether there is an operator";
+    let action = "list its API groups";
     let request = Request::get(format!("/apis/{GROUP}")).body(Body::empty());
     let request = request.map_err(|error| Error::api(action, kube::Error::HttpError(error)))?;
     let response = cluster.client.send(request).await;

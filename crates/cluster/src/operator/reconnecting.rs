@@ -154,7 +154,10 @@ async fn connect_first(session: &OperatorSession) -> Result<OperatorConnection> 
             Err(error @ (Error::OperatorDown { .. } | Error::OperatorBusy(_)))
                 if started.elapsed() < FIRST_CONNECT_TIMEOUT =>
             {
-                tracing::info!(error = error_chain(&error), "retrying operator connection");
+                tracing::info!(
+                    error = error_chain(&error),
+                    "operator connection failed, retrying"
+                );
                 sleep(FIRST_CONNECT_INTERVAL).await;
             }
             result => return result,
@@ -193,7 +196,7 @@ impl Reconnector {
                     Err(why) => why,
                 },
             };
-            tracing::info!(why, "operator connection lost");
+            tracing::info!(reason = why, "operator disconnected");
             if why == SESSION_ENDED {
                 self.set_state(ConnectionState::Ended(
                     "it was ended in the cluster".to_owned(),
@@ -210,7 +213,7 @@ impl Reconnector {
                     return self.set_state(ConnectionState::Ended(error_chain(&error)));
                 }
             };
-            tracing::info!("reconnected to the operator");
+            tracing::info!("operator reconnected");
             self.set_state(ConnectionState::Connected(Arc::clone(&connection)));
         }
     }
@@ -275,7 +278,7 @@ impl Reconnector {
                 return Err(error);
             }
             let error = error_chain(&error);
-            tracing::debug!(error, "operator reconnect failed, retrying");
+            tracing::debug!(error, "operator connection failed, retrying");
             self.set_state(ConnectionState::Disconnected(error));
             sleep(backoff.next_delay()).await;
         }

@@ -56,7 +56,7 @@ impl ErrorResponse {
         match self.code {
             StatusCode::UNAUTHORIZED => Error::Unauthorized(self.message),
             _ => Error::OperatorDown {
-                why: format!("the API server would not {action}: {}", self.message),
+                why: format!("the API server refused to {action}: {}", self.message),
             },
         }
     }

@@ -132,7 +132,7 @@ async fn members_are_shown(hub: &Operator, west: &Operator, clusters: &OwnCluste
     ensure!(features.contains("MultiClusterPrimary"), "{features}");
     let error = member_of(&object, "west")["error"].to_string();
     ensure!(
-        error.contains("mirrord-cluster-west is not there"),
+        error.contains("mirrord-cluster-west does not exist"),
         "{error}"
     );
     create_certificate(hub, west, clusters)?;
@@ -315,7 +315,7 @@ async fn a_removed_credential_is_shown(
     until("the member to be shown without a credential", async || {
         let error = member_of(&hub.object()?, "west")["error"].to_string();
         Ok(error
-            .contains("mirrord-cluster-west is not there")
+            .contains("mirrord-cluster-west does not exist")
             .then_some(()))
     })
     .await?;

@@ -62,7 +62,7 @@ impl CertificateRotator {
             let delay = match self.reconcile().await {
                 Ok(()) => POLL_INTERVAL,
                 Err(error) => {
-                    tracing::warn!(error = error_chain(&error), "failed to rotate certificates");
+                    tracing::warn!(error = error_chain(&error), "certificate rotation failed");
                     RETRY_DELAY
                 }
             };
@@ -143,7 +143,7 @@ async fn register(client: &Client, certificates: &Certificates) -> Result<()> {
     if service.spec.and_then(|spec| spec.ca_bundle) == Some(bundle.clone()) {
         return Ok(());
     }
-    tracing::info!(name, "updating the CA bundle of the APIService");
+    tracing::info!(name, "updating APIService CA bundle");
     let patch = json!({"spec": {"caBundle": bundle}});
     services
         .patch(name, &PatchParams::default(), &Patch::Merge(&patch))

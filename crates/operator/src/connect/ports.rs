@@ -1,5 +1,5 @@
-//! Tracks the ports that a session claims, as its agents report them: the traffic comes from them, and a client could claim
-//! anything.
+//! Tracks the ports that a session claims, as its agents report them. Agents redirect the traffic, and reports of a client
+//! could be wrong.
 //!
 //! The replica that relays a session subscribes to the ports of each agent. A change is written to the audit log at once, and
 //! a moment later to the session's object, from which another replica can continue.
@@ -85,7 +85,7 @@ impl PortTracker {
         match patched {
             Ok(_) => self.reported.lock().mark_written(&ports),
             Err(error) => {
-                tracing::debug!(session = self.session, %error, "failed to write ports");
+                tracing::debug!(session = self.session, %error, "port update failed");
             }
         }
     }

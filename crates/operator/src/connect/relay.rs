@@ -157,7 +157,7 @@ impl Relay {
         self.ports.close().await;
         let sessions: Api<MirrordClusterSession> = Api::all(self.shared.client.clone());
         if let Err(error) = sessions.delete(&self.name, &DeleteParams::default()).await {
-            tracing::debug!(session = self.name, %error, "failed to delete the session");
+            tracing::debug!(session = self.name, %error, "session deletion failed");
         }
         self.channels.end(SESSION_ENDED);
     }
@@ -180,7 +180,7 @@ impl Relay {
             .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(&patch))
             .await;
         if let Err(error) = patched {
-            tracing::debug!(session = self.name, %error, "failed to write a heartbeat");
+            tracing::debug!(session = self.name, %error, "heartbeat failed");
         }
     }
 }

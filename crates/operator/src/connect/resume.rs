@@ -87,7 +87,7 @@ pub(crate) async fn find_or_create<S: ClientSession>(
 pub(crate) fn check_resume<S: ClientSession>(found: &S, requested: &S) -> Result<(), Refusal> {
     if found.identity() != requested.identity() {
         return Err(Refusal::conflict(
-            "there is a session with this number that is not yours; start another one",
+            "a session of another client has this ID; start a new session",
         ));
     }
     match found.closed() {

@@ -24,8 +24,8 @@ fn only_clients_with_the_right_protocol_are_accepted() {
     #[rustfmt::skip] // A table is read by its columns.
     let cases: &[(&[(&str, &str)], Result<&str, &str>)] = &[
         (&[key, upgrade, ours], Ok("key")),
-        (&[key, ours],          Err("connecting takes a WebSocket")),
-        (&[upgrade, ours],      Err("connecting takes a WebSocket")),
+        (&[key, ours],          Err("connecting requires a WebSocket")),
+        (&[upgrade, ours],      Err("connecting requires a WebSocket")),
         (&[key, upgrade],       Err("`standin.link.v1`")),
         (&[key, upgrade, foreign], Err("`standin.link.v1`")),
     ];

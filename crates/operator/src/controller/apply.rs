@@ -72,7 +72,7 @@ pub(super) async fn start(
                 found.new_grant = Some(new_grant);
             }
             Err(failure) => {
-                tracing::warn!(%session, pod, error = failure.reason, "failed to start an agent");
+                tracing::warn!(%session, pod, error = failure.reason, "agent start failed");
                 found.start_failure = Some(failure);
             }
         }
@@ -219,7 +219,7 @@ pub(super) async fn regrant(
             Ok(None) => {}
             // The next reconciliation retries it soon.
             Err(error) => {
-                tracing::warn!(%session, pod, error, "failed to update a grant");
+                tracing::warn!(%session, pod, error, "grant update failed");
             }
         }
     }
@@ -293,7 +293,7 @@ pub(super) async fn report(
             .unwrap_or_else(|late| Err(late.into()))
         {
             let agent = &agent.instance.name;
-            tracing::debug!(session = name, agent, %error, "failed to end an agent");
+            tracing::debug!(session = name, agent, %error, "agent shutdown failed");
         }
     }
     if let Some(report) = &plan.report {

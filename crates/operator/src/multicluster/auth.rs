@@ -40,7 +40,9 @@ pub(crate) enum Credential {
 /// Why there is no credential for a member. The text says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoCredential {
-    #[error("the Secret {0} is not there; create it, or set the credential in the chart's values")]
+    #[error(
+        "the Secret {0} does not exist; create it, or set the credential in the chart's values"
+    )]
     NoSecret(String),
     #[error("the Secret {secret} cannot be read: {why}")]
     NotRead { secret: String, why: String },

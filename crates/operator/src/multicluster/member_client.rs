@@ -211,7 +211,7 @@ impl MemberClient {
                 annotate(&mut access);
             }
             Err(error) => {
-                tracing::warn!(cluster = member.name, error = %error, "no credential for a member");
+                tracing::warn!(cluster = member.name, error = %error, "member credential unavailable");
                 access.error = Some(error);
             }
         }
@@ -238,7 +238,7 @@ impl MemberClient {
                 tracing::warn!(
                     cluster = self.member.name,
                     error,
-                    "health check of a member failed"
+                    "member health check failed"
                 );
             }
             let delay = if outcome.is_ok() {

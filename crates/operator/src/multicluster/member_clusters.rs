@@ -142,7 +142,7 @@ impl MemberClusters {
                 }
                 Err(error) => {
                     let error = error_chain(&error);
-                    tracing::warn!(cluster = member, error, "failed to refresh a token");
+                    tracing::warn!(cluster = member, error, "token refresh failed");
                     Some(error)
                 }
             };
@@ -206,7 +206,7 @@ impl MemberClusters {
             .collect();
         while let Err(error) = retain_tokens(&self.secrets, &members).await {
             let error = error_chain(&error);
-            tracing::warn!(error, "failed to remove stale tokens");
+            tracing::warn!(error, "stale token removal failed");
             sleep(RETRY_DELAY).await;
         }
     }
@@ -246,7 +246,7 @@ impl MemberClusters {
             member_client.health.subscribe(),
             member_client.access.subscribe(),
         );
-        // Earlier health checks say nothing about the current connection.
+        // Earlier health checks were about another connection.
         health.mark_unchanged();
         loop {
             tokio::select! {

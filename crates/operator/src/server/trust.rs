@@ -86,10 +86,7 @@ impl TrustReloader {
                 () = sleep(RELOAD_INTERVAL) => false,
             };
             if let Err(error) = self.reload(has_changed).await {
-                tracing::warn!(
-                    error = error_chain(&error),
-                    "failed to reload the TLS configuration"
-                );
+                tracing::warn!(error = error_chain(&error), "TLS reload failed");
             }
         }
     }
@@ -101,10 +98,10 @@ impl TrustReloader {
         let trust = Trust::new(front_proxy, &self.certificates.borrow_and_update())?;
         self.current.send_replace(Arc::new(trust));
         if has_changed {
-            tracing::info!("serving new certificates");
+            tracing::info!("TLS certificates reloaded");
         }
         if is_new {
-            tracing::info!("front proxy configuration changed");
+            tracing::info!("front proxy configuration reloaded");
         }
         Ok(())
     }

@@ -315,7 +315,7 @@ impl<S: AgentSource> AgentSupervisor<S> {
             AgentReport::Failed(error) => self.fail(id, error),
             // Stateful operations do not need this agent. The state of its cluster is reported by the agent source.
             AgentReport::Disconnected(reason) if agent.preference == Preference::TrafficOnly => {
-                tracing::info!(agent = %id, reason, "traffic-only agent disconnected");
+                tracing::info!(agent = %id, reason, "agent disconnected");
             }
             AgentReport::Disconnected(reason) => {
                 if self.reconnecting.is_empty() {

@@ -66,7 +66,7 @@ async fn to_target(socket: &UnixDatagram, mut sender: BodySender) -> io::Result<
         if payload.len() > MAX_DATAGRAM_BYTES {
             tracing::warn!(
                 max_bytes = MAX_DATAGRAM_BYTES,
-                "packet to a unix socket too long, closing the connection"
+                "unix socket packet too long, closing connection"
             );
             return Err(Errno::EMSGSIZE.into());
         }
@@ -97,7 +97,7 @@ async fn to_application(socket: &UnixDatagram, mut from_target: Incoming) -> io:
                 }
                 Datagram::Failed(number) => {
                     let errno = Errno::from_raw(number);
-                    tracing::warn!(%errno, "unix socket connection failed at the target");
+                    tracing::warn!(%errno, "target unix socket failed");
                     return Err(errno.into());
                 }
             }

@@ -1,4 +1,5 @@
-//! Reports the claimed ports of sessions to the operator, which shows them to users and must not depend on what clients say.
+//! Reports the claimed ports of sessions to the operator, which shows them to users. The operator must not rely on
+//! reports of clients.
 
 use std::time::Duration;
 

@@ -60,7 +60,7 @@ impl Pattern {
             Ok(false) => PatternMatch::NoMatch,
             Err(error) => {
                 if !self.was_reported.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(pattern = %self.text, %error, "filter pattern exceeded the backtracking limit, request does not match");
+                    tracing::warn!(pattern = %self.text, %error, "filter pattern exceeded backtracking limit");
                 }
                 PatternMatch::LimitExceeded
             }

@@ -158,7 +158,7 @@ impl RedirectState {
                     std::future::pending::<()>().await;
                     drop(open);
                 }
-                Err(error) => tracing::debug!(%error, %destination, "failed to send probe"),
+                Err(error) => tracing::debug!(%error, %destination, "probe failed"),
             }
         };
         let received = async {

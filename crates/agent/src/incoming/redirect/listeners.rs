@@ -210,7 +210,7 @@ async fn wait_after_error(error: &io::Error) {
         error.raw_os_error(),
         Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
     ) {
-        tracing::warn!(%error, "accept failed: raise the limit of file descriptors");
+        tracing::warn!(%error, "accept failed");
         tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
     }
 }

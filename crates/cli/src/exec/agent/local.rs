@@ -190,7 +190,7 @@ async fn read_log(errors: impl AsyncRead + Unpin, last_lines: LastLines) {
     let mut lines = BufReader::new(errors).split(b'\n');
     while let Ok(Some(line)) = lines.next_segment().await {
         let line = String::from_utf8_lossy(&line).into_owned();
-        tracing::info!(target: "agent", "{line}");
+        tracing::info!(target: "agent", %line, "agent output");
         let mut lines = last_lines.lock();
         if lines.len() == MAX_LAST_LINES {
             lines.pop_front();

@@ -243,7 +243,7 @@ async fn no_request_is_lost_while_replicas_are_drained(
     let log = std::fs::read_to_string(log.path())?;
     ensure!(
         log.contains("session handed over to another operator replica")
-            && !log.contains("operator connection lost"),
+            && !log.contains("operator disconnected"),
         "the session was not handed over before its replica ended: {log}"
     );
     drop(server);

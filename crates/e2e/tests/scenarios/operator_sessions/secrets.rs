@@ -92,7 +92,7 @@ async fn logs_and_objects(
     for pod in pods.lines().filter(|pod| pod.contains("mirrord")) {
         let logs = operator.namespace.kubectl(&["logs", pod, "--tail=-1"])?;
         let expected = if pod.contains("operator") {
-            "operator started"
+            "listening"
         } else {
             ""
         };

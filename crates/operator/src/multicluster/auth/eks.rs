@@ -13,7 +13,7 @@ use super::{Credential, NoCredential};
 const REFRESH_INTERVAL: Duration = Duration::from_secs(600);
 /// Credentials that expire sooner than this are renewed first: the cluster uses them later, to verify the token.
 const MIN_REMAINING: SignedDuration = SignedDuration::from_mins(16);
-/// The delay before AWS is asked again after a failure.
+/// The delay before the next request to AWS after a failure.
 const RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// The operator's role in AWS, which is the same for all members.
@@ -64,7 +64,7 @@ impl EksTokens {
             }
             (Err(error), Some((credentials, expires))) if now < *expires => {
                 let error = error.to_string();
-                tracing::warn!(error, %expires, "failed to get AWS credentials, using the cached ones");
+                tracing::warn!(error, %expires, "AWS credential refresh failed, using cached credentials");
                 Ok((credentials.clone(), RETRY_DELAY))
             }
             (Err(error), _) => Err(NoCredential::Aws(error.to_string())),

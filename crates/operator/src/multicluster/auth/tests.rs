@@ -127,7 +127,7 @@ fn errors_explain_what_to_do() {
     let empty = secret("mirrord-cluster-east", &[]);
     let spaced = configured("two words");
     let cases = [
-        (None, "the Secret mirrord-cluster-east is not there"),
+        (None, "the Secret mirrord-cluster-east does not exist"),
         (
             Some(&unlabelled),
             "the Secret mirrord-cluster-east has no label operator.metalbear.co/remote-cluster-credentials=true",

@@ -80,7 +80,7 @@ async fn an_unreadable_secret_is_reported() {
         (AuthMethod::Mtls, "nothing", configured, forbidden),
         (AuthMethod::BearerToken, renewed, configured, forbidden),
         (AuthMethod::BearerToken, configured, renewed, forbidden),
-        (AuthMethod::Mtls, configured, configured, "is not there"),
+        (AuthMethod::Mtls, configured, configured, "does not exist"),
     ];
     for (method, readable, secret, expected) in cases {
         let member_client = MemberClient::new(stub::member(method));

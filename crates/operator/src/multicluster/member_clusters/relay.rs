@@ -175,7 +175,7 @@ impl MultiClusterRouter {
     async fn finish(&self) {
         let parents: Api<MirrordMultiClusterSession> = Api::all(self.shared.client.clone());
         if let Err(error) = parents.delete(&self.name, &DeleteParams::default()).await {
-            tracing::debug!(session = self.name, %error, "failed to delete the session");
+            tracing::debug!(session = self.name, %error, "session deletion failed");
         }
         self.channels.end(SESSION_ENDED);
     }
@@ -188,7 +188,7 @@ impl MultiClusterRouter {
             .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(&patch))
             .await;
         if let Err(error) = patched {
-            tracing::debug!(session = self.name, %error, "failed to write a heartbeat");
+            tracing::debug!(session = self.name, %error, "heartbeat failed");
         }
     }
 }

@@ -58,7 +58,7 @@ fn members_have_the_format_that_clients_expect() {
         ..MemberAccess::default()
     };
     let shown = cluster_json(&without, &healthy);
-    assert!(shown["error"].as_str().unwrap().contains("is not there"));
+    assert!(shown["error"].as_str().unwrap().contains("does not exist"));
     assert!(shown.get("connected").is_none(), "{shown}");
     let ending = MemberAccess {
         certificate_expires: Some(now()),
@@ -212,7 +212,7 @@ async fn a_member_without_its_secret_is_not_used() {
         send_event("DELETED").unwrap();
         let reason = session.await;
         assert!(
-            reason.contains("mirrord-cluster-east is not there"),
+            reason.contains("mirrord-cluster-east does not exist"),
             "{reason}"
         );
         assert_eq!(members.client_of("east").err(), Some(reason.clone()));

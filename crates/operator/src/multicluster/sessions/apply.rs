@@ -14,9 +14,9 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::plan::Plan;
-use crate::Shared;
 use crate::error::{KubeResultExt as _, Result};
 use crate::multicluster::member_clusters::MemberClusters;
+use crate::{Shared, audit};
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -58,10 +58,10 @@ async fn create_child(
                 session = name,
                 cluster,
                 error = error_chain(&error),
-                "failed to create a child"
+                "child creation failed"
             );
         }
-        Err(_) => tracing::warn!(session = name, cluster, "creation of a child timed out"),
+        Err(_) => tracing::warn!(session = name, cluster, "child creation timed out"),
     }
 }
 
@@ -114,7 +114,7 @@ async fn remove_child(members: &MemberClusters, cluster: &str, name: &str) {
             session = name,
             cluster,
             error = error_chain(&error),
-            "failed to delete a child"
+            "child deletion failed"
         );
     }
 }
@@ -124,7 +124,7 @@ async fn report(shared: &Shared, parent: &MirrordMultiClusterSession, plan: &Pla
     let name = parent.name_any();
     if let Some(report) = &plan.report {
         if let Some(closed) = report.closed.as_ref().filter(|_| plan.delete) {
-            tracing::info!(target: "audit", session = name, reason = closed.reason, "session ended");
+            audit::multi_cluster_session_ended(parent, &closed.reason);
         }
         // Absent values are `null`, so that the merge patch removes them.
         let patch = json!({"status": {

@@ -185,7 +185,7 @@ impl MemberChildren {
                         tracing::warn!(
                             cluster = self.client.member.name,
                             error = error_chain(&error),
-                            "watch of a member's sessions failed"
+                            "watch failed"
                         );
                     }
                     notify(changes);
@@ -295,7 +295,7 @@ mod tests {
             ..MemberHealth::default()
         };
         for (access, health, expected) in [
-            (&without, &MemberHealth::default(), "is not there"),
+            (&without, &MemberHealth::default(), "does not exist"),
             (&MemberAccess::default(), &unhealthy, "no route"),
         ] {
             match unreachable(access, health) {

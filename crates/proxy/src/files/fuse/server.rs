@@ -42,7 +42,7 @@ pub(super) fn serve(shared: &Arc<Shared>) {
             Ok(None) => return,
             Err(error) => {
                 let errno = errno_of(&error);
-                tracing::warn!(%errno, "fuse device failed, target files not available");
+                tracing::warn!(%errno, "fuse device failed");
                 return;
             }
         }

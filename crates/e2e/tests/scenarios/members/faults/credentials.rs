@@ -48,7 +48,7 @@ pub(super) async fn token_revoked(setup: &Setup<'_>) -> Result<()> {
     let mut secret: Value = serde_json::from_str(&namespace.kubectl(&secret)?)?;
     namespace.kubectl(&["delete", "secret", "mirrord-cluster-east"])?;
     setup
-        .wait_until_disconnected("east", "mirrord-cluster-east is not there")
+        .wait_until_disconnected("east", "mirrord-cluster-east does not exist")
         .await?;
     let endpoints = client
         .wait_for_endpoints(
@@ -95,7 +95,7 @@ pub(super) async fn certificate_expired(setup: &Setup<'_>) -> Result<()> {
         .namespace
         .kubectl(&["delete", "secret", "mirrord-cluster-west"])?;
     setup
-        .wait_until_disconnected("west", "mirrord-cluster-west is not there")
+        .wait_until_disconnected("west", "mirrord-cluster-west does not exist")
         .await?;
     client
         .wait_for_endpoints("west is unreachable", |endpoints| {
