@@ -12,7 +12,7 @@ use super::super::support::{SessionProcess, programs};
 /// been refused.
 const PROGRAM: &str = r#"
 import socket, sys
-for _ in range(25):
+for _ in range(10):
     socket.create_server(("", 9090)).close()
     for host in sys.argv[1:]:
         try:
