@@ -1,18 +1,22 @@
 //! Messages to the user on standard error. While a session starts, one line shows each step with its duration; a final
-//! line replaces it. Other messages are printed above that line.
+//! line replaces it. Other messages are printed above that line. Similar events of the session are combined into one
+//! message.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::env;
-use std::fmt::Write as _;
-use std::io::{self, IsTerminal as _, Write as _};
+use std::fmt::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use proxy::Event;
+use tokio::sync::Notify;
+use tokio::time::sleep_until;
 
-use super::notices::{NoticeKind, Notices, Verdict};
+use super::notices::{Collected, Notices};
 use crate::environment::{NO_COLOR, TERM};
 
 /// How often the duration of the current step is redrawn.
@@ -20,13 +24,23 @@ const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 /// Shorter steps are not shown.
 const MIN_SHOWN: Duration = Duration::from_millis(1);
 const CLEAR_LINE: &str = "\r\x1b[2K";
+/// Where all messages are listed, if not by the local API of a running session.
+const IN_LOG: &str = "with -v, all are in the log";
 
 /// Clones share state.
 #[derive(Debug, Clone)]
-pub(crate) struct Progress(Arc<Mutex<State>>);
+pub(crate) struct Progress(Arc<Shared>);
 
 #[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Notified when a message is collected instead of printed.
+    collected: Notify,
+}
+
 struct State {
+    /// Standard error. Each call of `write_all` must be one message, so that the program's output cannot interleave.
+    output: Box<dyn Write + Send>,
     started: Instant,
     quiet: bool,
     /// Whether there is a progress line, which must be cleared before other output.
@@ -37,13 +51,24 @@ struct State {
     /// The warnings that were printed, each once.
     warned: HashSet<String>,
     notices: Notices,
+    /// The id of the session, if its local API can list all messages.
+    session: Option<String>,
 }
 
 impl Progress {
     pub(crate) fn new(quiet: bool) -> Self {
         let dumb = env::var_os(TERM).is_none_or(|term| term == "dumb");
         let line = !quiet && !dumb && io::stderr().is_terminal();
-        let progress = Progress(Arc::new(Mutex::new(State {
+        let progress = Self::with_output(Box::new(io::stderr()), quiet, line);
+        if line {
+            refresh(Arc::downgrade(&progress.0));
+        }
+        progress
+    }
+
+    fn with_output(output: Box<dyn Write + Send>, quiet: bool, line: bool) -> Self {
+        let state = State {
+            output,
             started: Instant::now(),
             quiet,
             line,
@@ -52,11 +77,12 @@ impl Progress {
             current: None,
             warned: HashSet::new(),
             notices: Notices::default(),
-        })));
-        if line {
-            refresh(Arc::downgrade(&progress.0));
-        }
-        progress
+            session: None,
+        };
+        Progress(Arc::new(Shared {
+            state: Mutex::new(state),
+            collected: Notify::new(),
+        }))
     }
 
     /// Starts a step and ends the previous one.
@@ -114,27 +140,62 @@ impl Progress {
         }
     }
 
-    /// Prints a warning about a file or a program, once for each text, and up to a limit for each kind.
-    pub(super) fn warn_limited(&self, kind: NoticeKind, text: &str) {
+    /// Prints an event of the session, or collects it if it is similar to earlier ones.
+    pub(super) fn event(&self, event: &Event) {
+        let text = event.to_string();
+        let is_informational = event.is_informational();
+        match is_informational {
+            true => tracing::info!("{text}"),
+            false => tracing::warn!("{text}"),
+        }
         let mut state = self.state();
-        tracing::warn!("{text}");
-        match state.notices.check(kind, text) {
-            Verdict::Print => state.print(text),
-            Verdict::AnnounceMore => {
-                state.print("there are more messages of this kind; with -v, all are in the log");
-            }
-            Verdict::Suppress => {}
+        if is_informational && state.quiet {
+            return;
+        }
+        let Some(kind) = event.kind() else {
+            return state.print(&text);
+        };
+        match state.notices.add(kind, text, now()) {
+            Some(text) => state.print(&text),
+            None => self.0.collected.notify_one(),
         }
     }
 
-    /// Prints how many warnings were suppressed.
-    pub(crate) fn report_suppressed(&self) {
-        let state = self.state();
-        let suppressed = state.notices.suppressed();
-        if suppressed > 0 {
-            state.print(&format!(
-                "{suppressed} more messages of these kinds were suppressed; with -v, all are in the log"
-            ));
+    /// Sets the session whose local API lists all messages.
+    pub(super) fn set_session(&self, id: &str) {
+        self.state().session = Some(id.to_owned());
+    }
+
+    /// Prints collected messages when they are due. Never ends.
+    pub(super) async fn print_collected(self) {
+        loop {
+            let due = self.state().notices.next_due();
+            let is_due = async {
+                match due {
+                    Some(due) => sleep_until(due.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = is_due => {}
+                () = self.0.collected.notified() => {}
+            }
+            let mut state = self.state();
+            for line in state.notices.take_due(now()) {
+                let list = match &state.session {
+                    Some(id) => format!("`standin session {id} events` lists them"),
+                    None => IN_LOG.to_owned(),
+                };
+                state.print_collected(line, &list);
+            }
+        }
+    }
+
+    /// Prints all collected messages. To be called when the session ends.
+    pub(super) fn print_all_collected(&self) {
+        let mut state = self.state();
+        for line in state.notices.take_all(now()) {
+            state.print_collected(line, IN_LOG);
         }
     }
 
@@ -147,14 +208,14 @@ impl Progress {
     /// Prints information, unless the user wants warnings only.
     pub(crate) fn note(&self, text: &str) {
         tracing::info!("{text}");
-        let state = self.state();
+        let mut state = self.state();
         if !state.quiet {
             state.print(text);
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
+        self.0.state.lock()
     }
 }
 
@@ -168,27 +229,48 @@ impl State {
     fn end(&mut self) {
         self.end_step();
         if self.line {
-            write_all(CLEAR_LINE);
+            self.write(CLEAR_LINE);
             self.line = false;
         }
     }
 
-    fn print(&self, text: &str) {
+    fn print(&mut self, text: &str) {
         let clear = if self.line { CLEAR_LINE } else { "" };
-        // In one write, so that the program's output cannot interleave.
-        write_all(&format!("{clear}standin: {text}\n"));
+        self.write(&format!("{clear}standin: {text}\n"));
         self.draw();
     }
 
-    fn draw(&self) {
+    /// Prints collected messages. `list` says where all of them are listed.
+    fn print_collected(&mut self, line: Collected, list: &str) {
+        match line {
+            Collected::One(text) => self.print(&text),
+            Collected::Many(kind, count) => {
+                self.print(&format!("{}; {list}", kind.summary(count)));
+            }
+        }
+    }
+
+    fn draw(&mut self) {
         if !self.line {
             return;
         }
         if let Some((name, since)) = &self.current {
             let width = terminal_width();
             let text = line(&self.steps, name, since.elapsed(), width, self.color);
-            write_all(&format!("{CLEAR_LINE}{text}"));
+            self.write(&format!("{CLEAR_LINE}{text}"));
         }
+    }
+
+    /// Ignores errors: a closed terminal must not end the session.
+    fn write(&mut self, text: &str) {
+        let _ = self.output.write_all(text.as_bytes());
+        let _ = self.output.flush();
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("State").finish_non_exhaustive()
     }
 }
 
@@ -234,12 +316,14 @@ fn milliseconds(time: Duration) -> String {
 }
 
 /// Redraws the progress line periodically, until it is gone.
-fn refresh(state: Weak<Mutex<State>>) {
+fn refresh(shared: Weak<Shared>) {
     thread::spawn(move || {
         loop {
             thread::sleep(REFRESH_INTERVAL);
-            let Some(state) = state.upgrade() else { return };
-            let state = state.lock();
+            let Some(shared) = shared.upgrade() else {
+                return;
+            };
+            let mut state = shared.state.lock();
             if !state.line {
                 return;
             }
@@ -260,16 +344,71 @@ fn terminal_width() -> usize {
         .unwrap_or(80)
 }
 
-/// Ignores errors: a closed terminal must not end the session.
-fn write_all(text: &str) {
-    let mut stderr = io::stderr().lock();
-    let _ = stderr.write_all(text.as_bytes());
-    let _ = stderr.flush();
+/// The time of the runtime's clock, which tests control.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 #[cfg(test)]
 mod tests {
+    use proxy::Notice;
+    use tokio::time::sleep;
+
     use super::*;
+
+    /// Output that a test reads.
+    #[derive(Clone, Default)]
+    struct Captured(Arc<Mutex<Vec<u8>>>);
+
+    impl Captured {
+        /// Takes the lines since the last call.
+        fn lines(&self) -> Vec<String> {
+            let bytes = std::mem::take(&mut *self.0.lock());
+            let text = String::from_utf8(bytes).unwrap();
+            text.lines().map(str::to_owned).collect()
+        }
+    }
+
+    impl Write for Captured {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn similar_events_are_printed_as_one_line_when_no_more_of_them_follow() {
+        let output = Captured::default();
+        let progress = Progress::with_output(Box::new(output.clone()), true, false);
+        progress.set_session("5eed");
+        tokio::spawn(progress.clone().print_collected());
+        let warn = |numbers: std::ops::Range<u32>| {
+            for number in numbers {
+                let path = format!("/etc/{number}").into();
+                progress.event(&Event::Program(Notice::WatchRefused { path }));
+            }
+        };
+        warn(0..13);
+        let first = "standin: /etc/0 is the target's and cannot be watched for changes: let the program poll instead";
+        assert_eq!(output.lines(), [first]);
+        sleep(Duration::from_secs(3)).await;
+        let others = "standin: 12 more paths cannot be watched for changes; `standin session 5eed events` lists them";
+        assert_eq!(output.lines(), [others]);
+        warn(0..15);
+        // Events of the session itself are never combined.
+        progress.event(&Event::TargetExited);
+        progress.event(&Event::TargetExited);
+        assert_eq!(output.lines().len(), 2);
+        progress.print_all_collected();
+        let rest =
+            "standin: 2 more paths cannot be watched for changes; with -v, all are in the log";
+        assert_eq!(output.lines(), [rest]);
+        sleep(Duration::from_secs(3600)).await;
+        assert!(output.lines().is_empty());
+    }
 
     #[test]
     fn the_line_shows_the_steps_with_their_durations_and_fits() {

@@ -64,6 +64,38 @@ fn an_error_replaces_the_progress_line() {
     );
 }
 
+/// Watches the files of a folder for changes.
+const WATCH: &str = r#"
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+descriptor = libc.inotify_init()
+for name in os.listdir(sys.argv[1]):
+    libc.inotify_add_watch(descriptor, os.path.join(sys.argv[1], name).encode(), 2)
+"#;
+
+#[test]
+fn warnings_of_one_kind_are_two_lines() {
+    let (standin, target) = (Standin::new(), Target::new());
+    for number in 0..13 {
+        standin.write(&format!("watched/{number}"), "content");
+    }
+    let folder = standin.path("watched");
+    let folder = folder.to_str().unwrap();
+    let settings = format!(r#"{{"feature": {{"fs": {{"read_only": ["^{folder}"]}}}}}}"#);
+    standin.write("standin.json", settings);
+    let command = ["exec", "--quiet", "-t", &target.name(), "--"];
+    let program = ["python3", "-c", WATCH, folder];
+    let ended = standin.run([&command[..], &program].concat());
+    ended.expect(0);
+    let lines: Vec<&str> = ended.stderr.lines().collect();
+    let [first, others] = lines[..] else {
+        panic!("{}", ended.stderr);
+    };
+    assert!(first.starts_with(&format!("standin: {folder}/")), "{first}");
+    let expected = "standin: 12 more paths cannot be watched for changes; ";
+    assert!(others.starts_with(expected), "{others}");
+}
+
 #[test]
 fn a_log_is_written_on_request_and_contains_no_secret() {
     let secret = "hunter2-of-the-target";
