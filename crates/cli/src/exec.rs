@@ -6,7 +6,7 @@
 //! | `target`, `podman` | targets of this machine |
 //! | `agent` | the agents of the session: existing, local, in a cluster, or through an operator |
 //! | `environment`, `signals`, `exit_status` | the program: its variables, signals and exit status |
-//! | `progress`, `notices`, `log` | messages to the user, and the log |
+//! | `progress`, `notices`, `terminal`, `log` | messages to the user, and the log |
 //! | `holder` | the name of the session for other users who want the same traffic |
 //! | `local_api` | the socket by which the session can be monitored, recorded and ended |
 
@@ -24,6 +24,7 @@ mod progress;
 pub(crate) mod settings;
 mod signals;
 mod target;
+mod terminal;
 
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};

@@ -17,12 +17,15 @@ use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
 use super::notices::{Collected, Notices};
+use super::terminal::{LINE_END, line_start};
 use crate::environment::{NO_COLOR, TERM};
 
 /// How often the duration of the current step is redrawn.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 /// Shorter steps are not shown.
 const MIN_SHOWN: Duration = Duration::from_millis(1);
+/// The width of a terminal that does not report it.
+const DEFAULT_WIDTH: usize = 80;
 const CLEAR_LINE: &str = "\r\x1b[2K";
 /// Where all messages are listed, if not by the local API of a running session.
 const IN_LOG: &str = "with -v, all are in the log";
@@ -45,6 +48,12 @@ struct State {
     quiet: bool,
     /// Whether there is a progress line, which must be cleared before other output.
     line: bool,
+    /// Whether standard error is a terminal. The program inherits it, so it is the program's terminal, too.
+    is_terminal: bool,
+    /// Whether the terminal is one without escape sequences.
+    is_dumb: bool,
+    /// Whether the program may have begun a line on the terminal.
+    has_program: bool,
     color: bool,
     steps: Vec<(Cow<'static, str>, Duration)>,
     current: Option<(Cow<'static, str>, Instant)>,
@@ -57,21 +66,24 @@ struct State {
 
 impl Progress {
     pub(crate) fn new(quiet: bool) -> Self {
-        let dumb = env::var_os(TERM).is_none_or(|term| term == "dumb");
-        let line = !quiet && !dumb && io::stderr().is_terminal();
-        let progress = Self::with_output(Box::new(io::stderr()), quiet, line);
-        if line {
+        let is_terminal = io::stderr().is_terminal();
+        let progress = Self::with_output(Box::new(io::stderr()), is_terminal, quiet);
+        if progress.state().line {
             refresh(Arc::downgrade(&progress.0));
         }
         progress
     }
 
-    fn with_output(output: Box<dyn Write + Send>, quiet: bool, line: bool) -> Self {
+    fn with_output(output: Box<dyn Write + Send>, is_terminal: bool, quiet: bool) -> Self {
+        let is_dumb = env::var_os(TERM).is_none_or(|term| term == "dumb");
         let state = State {
             output,
             started: Instant::now(),
             quiet,
-            line,
+            line: is_terminal && !is_dumb && !quiet,
+            is_terminal,
+            is_dumb,
+            has_program: false,
             color: colors(),
             steps: Vec::new(),
             current: None,
@@ -124,6 +136,7 @@ impl Progress {
         if !state.quiet {
             state.print(&text);
         }
+        state.has_program = true;
     }
 
     /// Clears the progress line before an error is printed.
@@ -235,8 +248,15 @@ impl State {
     }
 
     fn print(&mut self, text: &str) {
-        let clear = if self.line { CLEAR_LINE } else { "" };
-        self.write(&format!("{clear}standin: {text}\n"));
+        let (start, end) = match () {
+            () if self.line => (CLEAR_LINE.to_owned(), "\n"),
+            () if self.is_terminal && self.has_program => {
+                let columns = terminal_width().filter(|_| !self.is_dumb);
+                (line_start(columns), LINE_END)
+            }
+            () => (String::new(), "\n"),
+        };
+        self.write(&format!("{start}standin: {text}{end}"));
         self.draw();
     }
 
@@ -255,7 +275,7 @@ impl State {
             return;
         }
         if let Some((name, since)) = &self.current {
-            let width = terminal_width();
+            let width = terminal_width().unwrap_or(DEFAULT_WIDTH);
             let text = line(&self.steps, name, since.elapsed(), width, self.color);
             self.write(&format!("{CLEAR_LINE}{text}"));
         }
@@ -336,12 +356,9 @@ pub(crate) fn colors() -> bool {
     env::var_os(NO_COLOR).is_none_or(|value| value.is_empty())
 }
 
-fn terminal_width() -> usize {
-    rustix::termios::tcgetwinsize(io::stderr())
-        .ok()
-        .map(|size| usize::from(size.ws_col))
-        .filter(|columns| *columns > 0)
-        .unwrap_or(80)
+fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stderr()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
 /// The time of the runtime's clock, which tests control.
@@ -382,7 +399,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn similar_events_are_printed_as_one_line_when_no_more_of_them_follow() {
         let output = Captured::default();
-        let progress = Progress::with_output(Box::new(output.clone()), true, false);
+        let progress = Progress::with_output(Box::new(output.clone()), false, true);
         progress.set_session("5eed");
         tokio::spawn(progress.clone().print_collected());
         let warn = |numbers: std::ops::Range<u32>| {

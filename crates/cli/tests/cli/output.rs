@@ -96,6 +96,51 @@ fn warnings_of_one_kind_are_two_lines() {
     assert!(others.starts_with(expected), "{others}");
 }
 
+/// Causes a warning in the middle of a line, and one between two lines.
+const WARNED: &str = r#"
+import ctypes, os, sys
+folder = sys.argv[1]
+os.write(1, b"unfinished")
+libc = ctypes.CDLL(None)
+libc.inotify_add_watch(libc.inotify_init(), os.path.join(folder, "file").encode(), 2)
+os.write(2, b" line\n")
+try:
+    open(os.path.join(folder, "pipe"))
+except OSError:
+    os.write(1, b"finished\n")
+"#;
+
+#[test]
+fn on_a_terminal_a_message_never_continues_a_line_of_the_program() {
+    let (standin, target) = (Standin::new(), Target::new());
+    standin.write("warned.py", WARNED);
+    standin.write("remote/file", "content");
+    let folder = standin.path("remote");
+    let folder = folder.to_str().unwrap();
+    let settings = format!(r#"{{"feature": {{"fs": {{"read_only": ["^{folder}"]}}}}}}"#);
+    standin.write("standin.json", settings);
+    let script = format!(
+        "mkfifo {folder}/pipe; $STANDIN exec -q -t {} -- python3 warned.py {folder}",
+        target.name()
+    );
+    let mut terminal = Terminal::with_screen(&standin, &script);
+    let (shown, code) = terminal.wait();
+    assert_eq!(code, Some(0), "{shown}");
+    let rows = terminal.rows();
+    let starts = [
+        "unfinished",
+        &format!("standin: {folder}/file is the target's and cannot be watched for changes"),
+        " line",
+        &format!("standin: {folder}/pipe is a pipe, a socket or a device of the target"),
+        "finished",
+    ];
+    assert_eq!(rows.len(), starts.len(), "{rows:#?}");
+    for (row, start) in rows.iter().zip(starts) {
+        assert!(row.starts_with(start), "{start:?} is not in {rows:#?}");
+    }
+    assert_eq!(rows[0], "unfinished");
+}
+
 #[test]
 fn a_log_is_written_on_request_and_contains_no_secret() {
     let secret = "hunter2-of-the-target";
