@@ -85,6 +85,12 @@ impl PendingListener {
         self.listener.socket.address
     }
 
+    /// The cookie of the socket, which identifies it on this machine.
+    #[must_use]
+    pub fn cookie(&self) -> u64 {
+        self.listener.socket.cookie
+    }
+
     /// Lets the application's call succeed.
     pub fn accept(mut self) -> Listener {
         // Our copy is closed first: when the call returns, only the application keeps its socket open.

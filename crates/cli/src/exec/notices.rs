@@ -1,8 +1,8 @@
 //! Combines similar messages, so that a program that causes many of them does not fill the terminal.
 //!
-//! The first message of a kind is printed at once. Later ones are collected, and printed as one line with their number when
-//! no more of them follow. Such lines come at growing intervals. A message with the same text as an earlier one is dropped.
-//! The current time is an argument.
+//! The first message of a kind is printed at once, unless the kind is minor. Later ones are collected, and printed as one
+//! line with their number when no more of them follow. Such lines come at growing intervals. A message with the same subject
+//! as an earlier one is dropped. The current time is an argument.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -17,7 +17,7 @@ const MAX_DELAY: Duration = Duration::from_secs(30);
 /// The time between two lines for collected messages of one kind. It doubles with each line.
 const MIN_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_INTERVAL: Duration = Duration::from_secs(3600);
-/// How many texts of a kind are remembered. Later ones are counted also if they are repeated.
+/// How many subjects of a kind are remembered. Later ones are counted also if they are repeated.
 const MAX_REMEMBERED: usize = 10_000;
 
 /// The messages of each kind, in the order of the first ones.
@@ -37,7 +37,7 @@ pub(super) enum Collected {
 #[derive(Debug)]
 struct Group {
     kind: EventKind,
-    /// Hashes of the texts.
+    /// Hashes of the subjects.
     seen: HashSet<u64>,
     pending: Option<Pending>,
     /// Collected messages are not printed before this time.
@@ -55,17 +55,30 @@ struct Pending {
 
 impl Notices {
     /// Adds a message. Returns it if it is to be printed at once.
-    pub(super) fn add(&mut self, kind: EventKind, text: String, now: Instant) -> Option<String> {
+    pub(super) fn add(
+        &mut self,
+        kind: EventKind,
+        subject: &str,
+        text: String,
+        now: Instant,
+    ) -> Option<String> {
         if let Some(group) = self.groups.iter_mut().find(|group| group.kind == kind) {
-            if group.is_new(&text) {
+            if group.is_new(subject) {
                 group.collect(text, now);
             }
             return None;
         }
         let mut group = Group::new(kind);
-        group.is_new(&text);
+        group.is_new(subject);
+        let printed = match kind.is_minor() {
+            true => {
+                group.collect(text, now);
+                None
+            }
+            false => Some(text),
+        };
         self.groups.push(group);
-        Some(text)
+        printed
     }
 
     /// When the next collected messages are due.
@@ -98,9 +111,9 @@ impl Group {
         }
     }
 
-    fn is_new(&mut self, text: &str) -> bool {
+    fn is_new(&mut self, subject: &str) -> bool {
         let mut hasher = DefaultHasher::new();
-        text.hash(&mut hasher);
+        subject.hash(&mut hasher);
         let hash = hasher.finish();
         match self.seen.len() < MAX_REMEMBERED {
             true => self.seen.insert(hash),
@@ -168,7 +181,7 @@ mod tests {
 
         fn add(&mut self, seconds: u64, text: &str) -> Option<String> {
             let now = self.at(seconds);
-            self.notices.add(KIND, text.to_owned(), now)
+            self.notices.add(KIND, text, text.to_owned(), now)
         }
 
         fn next_due(&self) -> Option<u64> {
@@ -203,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_text_is_dropped_and_a_single_message_is_printed_in_full() {
+    fn a_repeated_message_is_dropped_and_a_single_message_is_printed_in_full() {
         let mut session = Session::new();
         assert!(session.add(0, "path 0").is_some());
         assert_eq!(session.add(1, "path 0"), None);
@@ -246,12 +259,31 @@ mod tests {
         session.add(1, "path 1");
         let now = session.at(2);
         let other = EventKind::SpecialFile;
-        let text = || "path 0".to_owned();
-        assert_eq!(session.notices.add(other, text(), now), Some(text()));
-        session.notices.add(other, "path 1".to_owned(), now);
-        session.notices.add(other, "path 2".to_owned(), now);
+        let mut add = |text: &str| session.notices.add(other, text, text.to_owned(), now);
+        assert_eq!(add("path 0"), Some("path 0".to_owned()));
+        assert_eq!(add("path 1"), None);
+        assert_eq!(add("path 2"), None);
         session.expect(3, &[one("path 1")]);
         session.expect(4, &[Collected::Many(other, 2)]);
+    }
+
+    #[test]
+    fn minor_messages_are_all_collected() {
+        let (mut notices, start) = (Notices::default(), Instant::now());
+        let kind = EventKind::UnexpectedPort;
+        let mut add = |port: u16, text: &str, seconds| {
+            let now = start + Duration::from_secs(seconds);
+            let subject = format!("port {port}");
+            assert_eq!(notices.add(kind, &subject, text.to_owned(), now), None);
+            notices.take_due(now)
+        };
+        assert_eq!(add(1, "one", 0), []);
+        // The port is the same, so it is not counted again.
+        assert_eq!(add(1, "again", 5), [one("one")]);
+        for port in 2..=198 {
+            assert_eq!(add(port, "more", 100), []);
+        }
+        assert_eq!(add(1, "again", 102), [Collected::Many(kind, 197)]);
     }
 
     #[test]

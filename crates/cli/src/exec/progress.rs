@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use proxy::Event;
+use proxy::{Event, EventKind};
 use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
@@ -168,7 +168,7 @@ impl Progress {
         let Some(kind) = event.kind() else {
             return state.print(&text);
         };
-        match state.notices.add(kind, text, now()) {
+        match state.notices.add(kind, &event.subject(), text, now()) {
             Some(text) => state.print(&text),
             None => self.0.collected.notify_one(),
         }
@@ -195,9 +195,12 @@ impl Progress {
             }
             let mut state = self.state();
             for line in state.notices.take_due(now()) {
-                let list = match &state.session {
-                    Some(id) => format!("`standin session {id} events` lists them"),
-                    None => IN_LOG.to_owned(),
+                let list = match (&state.session, &line) {
+                    (None, _) => IN_LOG.to_owned(),
+                    (Some(id), Collected::Many(EventKind::UnexpectedPort, _)) => {
+                        format!("`standin session {id}` lists them")
+                    }
+                    (Some(id), _) => format!("`standin session {id} events` lists them"),
                 };
                 state.print_collected(line, &list);
             }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Stdio;
 
-use crate::support::{ProcessOutput, RunningSession, Standin, Target};
+use crate::support::{ProcessOutput, RunningSession, Service, Standin, Target};
 use crate::terminal::Terminal;
 
 #[test]
@@ -139,6 +139,49 @@ fn on_a_terminal_a_message_never_continues_a_line_of_the_program() {
         assert!(row.starts_with(start), "{start:?} is not in {rows:#?}");
     }
     assert_eq!(rows[0], "unfinished");
+}
+
+/// Listens on many ports in the middle of a line, until a key is pressed.
+const LISTENING: &str = r#"
+import os, socket
+os.write(1, b"unfinished")
+listeners = [socket.create_server(("", port)) for port in [18090] + 20 * [0]]
+os.write(1, b" line\n")
+os.read(0, 1)
+"#;
+
+#[test]
+#[ignore = "needs root"]
+fn a_port_that_the_target_serves_has_its_own_line_and_the_others_share_one() {
+    let (standin, service) = (Standin::new(), Service::start(18090));
+    standin.write("listening.py", LISTENING);
+    let script = format!(
+        "$STANDIN exec -t {} -- python3 listening.py",
+        service.name()
+    );
+    let mut terminal = Terminal::with_screen(&standin, &script);
+    terminal.wait_for_output("` lists them");
+    let rows = terminal.rows();
+    let starts = [
+        &format!("standin: standing in for {} (", service.name()),
+        "unfinished",
+        "standin: port 18090 of the target: the program (port 18090) gets a copy of everything",
+        " line",
+        "standin: the program also opened 20 ports that the target does not serve; `standin session ",
+    ];
+    assert_eq!(rows.len(), starts.len(), "{rows:#?}");
+    for (row, start) in rows.iter().zip(starts) {
+        assert!(row.starts_with(start), "{start:?} is not in {rows:#?}");
+    }
+    assert_eq!(rows[1], "unfinished");
+    // The command in the last line lists the ports.
+    let command = rows[4].split('`').nth(1).unwrap().split(' ').skip(1);
+    let info = standin.run(command);
+    info.expect(0);
+    let ports = info.stdout.lines().filter(|line| line.starts_with("port "));
+    assert_eq!(ports.count(), 21, "{}", info.stdout);
+    terminal.press("\n");
+    assert_eq!(terminal.wait().1, Some(0));
 }
 
 #[test]

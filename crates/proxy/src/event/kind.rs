@@ -2,9 +2,9 @@
 
 use interceptor::Notice;
 
-use super::{Event, FileProblem};
+use super::{Event, FileProblem, IncomingEvent, IncomingEventKind};
 
-/// A kind of events that differ only in the file or the program that they are about.
+/// A kind of events that differ only in the file, the program or the port that they are about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EventKind {
@@ -22,18 +22,37 @@ pub enum EventKind {
     OtherContent,
     FileNotWritten,
     TooManyConnections,
+    /// The program receives the traffic of a port on which none is expected.
+    UnexpectedPort,
+    WaitingPort,
+    SilentPort,
+    RefusedPort,
+    LocalPort,
 }
 
 impl Event {
-    /// `None` for events of the session as a whole. Each of them changes what the session can do, so none can stand for
-    /// the others.
+    /// `None` for events that are always shown: those of the session as a whole, and those of ports on which traffic is
+    /// expected.
     #[must_use]
     pub fn kind(&self) -> Option<EventKind> {
         match self {
             Self::Program(notice) => Some(EventKind::of_notice(notice)),
             Self::File(_, problem) => Some(EventKind::of_problem(*problem)),
             Self::TooManyConnections(_) => Some(EventKind::TooManyConnections),
+            Self::Incoming(event) if !event.is_expected => EventKind::of_incoming(event),
             _ => None,
+        }
+    }
+
+    /// What the event is about. Events of one kind with the same subject count as one.
+    #[must_use]
+    pub fn subject(&self) -> String {
+        match self {
+            // A subscription may be repeated with other details.
+            Self::Incoming(event) if matches!(event.kind, IncomingEventKind::Subscribed(_)) => {
+                event.port_name()
+            }
+            event => event.to_string(),
         }
     }
 }
@@ -62,7 +81,26 @@ impl EventKind {
         }
     }
 
-    /// The message for several events, after others of the same kind were shown.
+    fn of_incoming(event: &IncomingEvent) -> Option<Self> {
+        match &event.kind {
+            IncomingEventKind::Subscribed(_) => Some(Self::UnexpectedPort),
+            IncomingEventKind::Waiting => Some(Self::WaitingPort),
+            IncomingEventKind::Silent { .. } | IncomingEventKind::NothingMatched { .. } => {
+                Some(Self::SilentPort)
+            }
+            IncomingEventKind::Refused { .. } => Some(Self::RefusedPort),
+            IncomingEventKind::LocalOnly { .. } => Some(Self::LocalPort),
+            _ => None,
+        }
+    }
+
+    /// Whether even the first event of the kind need not be shown at once.
+    #[must_use]
+    pub fn is_minor(self) -> bool {
+        self == Self::UnexpectedPort
+    }
+
+    /// The message for several events, in addition to those that were shown.
     #[must_use]
     pub fn summary(self, count: usize) -> String {
         let (subject, rest) = match self {
@@ -113,6 +151,22 @@ impl EventKind {
                 "messages",
                 "are about too many connections through the target",
             ),
+            Self::UnexpectedPort => {
+                return format!(
+                    "the program also opened {count} ports that the target does not serve"
+                );
+            }
+            Self::WaitingPort => ("ports", "wait until the agents of all pods are connected"),
+            Self::SilentPort => ("ports", "have no traffic for the program"),
+            Self::RefusedPort => {
+                return format!(
+                    "the program cannot listen on a port of the target: {count} more times"
+                );
+            }
+            Self::LocalPort => (
+                "ports",
+                "are on this machine alone: the program gets nothing of the target's",
+            ),
         };
         format!("{count} more {subject} {rest}")
     }
@@ -123,6 +177,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::event::{RedirectCheck, SubscriptionInfo};
 
     #[test]
     fn events_about_files_and_programs_have_a_kind_and_events_of_the_session_have_none() {
@@ -143,6 +198,40 @@ mod tests {
         ] {
             assert_eq!(event.kind(), expected, "{event}");
         }
+    }
+
+    #[test]
+    fn events_of_ports_have_a_kind_if_no_traffic_is_expected() {
+        let event = |kind: IncomingEventKind, is_expected| {
+            Event::Incoming(IncomingEvent {
+                port: 40_000,
+                is_udp: true,
+                agent: None,
+                is_expected,
+                kind,
+            })
+        };
+        let waiting = || IncomingEventKind::Waiting;
+        assert_eq!(event(waiting(), true).kind(), None);
+        assert_eq!(event(waiting(), false).kind(), Some(EventKind::WaitingPort));
+        let first = event(IncomingEventKind::TrafficSeen, false);
+        assert_eq!(first.kind(), None);
+        let info = SubscriptionInfo {
+            local_port: 40_000,
+            steals: true,
+            filter: None,
+            check: RedirectCheck::Loopback,
+            mesh: None,
+            flushed: 0,
+            is_renewed: false,
+            agents: 1,
+            clusters: Vec::new(),
+            earlier: Vec::new(),
+            is_served: false,
+        };
+        let subscribed = event(IncomingEventKind::Subscribed(info), false);
+        assert_eq!(subscribed.kind(), Some(EventKind::UnexpectedPort));
+        assert_eq!(subscribed.subject(), "UDP port 40000");
     }
 
     #[test]

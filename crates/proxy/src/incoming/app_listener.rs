@@ -44,6 +44,8 @@ type Complete = dyn FnOnce(Option<Errno>) -> Option<Arc<dyn AppListener>> + Send
 pub(super) struct PendingListen {
     pub(super) is_udp: bool,
     pub(super) address: SocketAddr,
+    /// The cookie of the socket.
+    pub(super) cookie: u64,
     complete: Box<Complete>,
 }
 
@@ -51,12 +53,14 @@ impl PendingListen {
     pub(super) fn new(
         is_udp: bool,
         address: SocketAddr,
+        cookie: u64,
         complete: impl FnOnce(Option<Errno>) -> Option<Arc<dyn AppListener>> + Send + 'static,
     ) -> Self {
         let complete = Box::new(complete);
         Self {
             is_udp,
             address,
+            cookie,
             complete,
         }
     }
@@ -75,7 +79,8 @@ impl PendingListen {
 impl From<PendingListener> for PendingListen {
     fn from(listener: PendingListener) -> Self {
         let is_udp = listener.transport() == Transport::Udp;
-        Self::new(is_udp, listener.address(), |errno| match errno {
+        let (address, cookie) = (listener.address(), listener.cookie());
+        Self::new(is_udp, address, cookie, |errno| match errno {
             None => Some(Arc::new(listener.accept())),
             Some(errno) => {
                 listener.refuse(errno);
