@@ -6,7 +6,7 @@
 //! | `target`, `podman` | targets of this machine |
 //! | `agent` | the agents of the session: existing, local, in a cluster, or through an operator |
 //! | `environment`, `signals`, `exit_status` | the program: its variables, signals and exit status |
-//! | `progress`, `notices`, `log` | messages to the user, and the log |
+//! | `progress`, `notices`, `terminal`, `log` | messages to the user, and the log |
 //! | `holder` | the name of the session for other users who want the same traffic |
 //! | `local_api` | the socket by which the session can be monitored, recorded and ended |
 
@@ -24,6 +24,7 @@ mod progress;
 pub(crate) mod settings;
 mod signals;
 mod target;
+mod terminal;
 
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
@@ -41,7 +42,6 @@ use agent::{AccessPath, AgentProvider, ClusterAgents};
 use local_api::{LocalApi, SessionDetails};
 use log::Verbosity;
 use magic::Magic;
-use notices::NoticeKind;
 use signals::SignalForwarder;
 use target::LocalTarget;
 
@@ -83,6 +83,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitSta
         .enable_all()
         .build()
         .context("the runtime does not start")?;
+    runtime.spawn(progress.clone().print_collected());
     let chosen = choose_agents(arguments, &mut resolved.settings, verbosity, progress);
     let (agents, target) = runtime.block_on(chosen)?;
     let started = start(&agents, &mut resolved, arguments, &monitor, progress);
@@ -118,7 +119,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitSta
     tracing::info!(%status, "program exited");
     drop(supervised);
     session.end();
-    progress.report_suppressed();
+    progress.print_all_collected();
     runtime.block_on(local_api.end());
     runtime.block_on(agents.end());
     runtime.shutdown_background();
@@ -200,10 +201,6 @@ fn event_sink(progress: &Progress, monitor: &Monitor) -> EventSink {
     let (progress, monitor) = (progress.clone(), monitor.clone());
     Arc::new(move |event| {
         monitor.record_event(event);
-        match NoticeKind::of(event) {
-            Some(kind) => progress.warn_limited(kind, &event.to_string()),
-            None if event.is_informational() => progress.note(&event.to_string()),
-            None => progress.report(&event.to_string()),
-        }
+        progress.event(event);
     })
 }

@@ -46,8 +46,8 @@ users in a cluster are listed by `standin operator session list`.";
 
 const EXAMPLES: &str = "\
 Examples:
-  # show the session; the first digits of the id are enough
-  standin session 5eed info
+  # show the session and its ports; the first digits of the id are enough
+  standin session 5eed
 
   # print its events, one JSON object per line, until it ends
   standin session 5eed events --json --follow
@@ -72,8 +72,9 @@ pub(crate) struct SessionsArguments {
 pub(crate) struct SessionArguments {
     /// The session's id, or its first digits
     id: String,
+    /// By default `info`
     #[command(subcommand)]
-    command: SessionCommand,
+    command: Option<SessionCommand>,
     #[command(flatten)]
     sessions_dir: SessionsDir,
 }
@@ -147,7 +148,8 @@ pub(crate) fn run(arguments: &SessionArguments) -> Result<ExitCode> {
     let folder = arguments.sessions_dir.folder()?;
     runtime()?.block_on(async {
         let (id, client) = Client::find(&folder, &arguments.id)?;
-        match &arguments.command {
+        let default = SessionCommand::Info { json: false };
+        match arguments.command.as_ref().unwrap_or(&default) {
             SessionCommand::Info { json: true } => print_json(&client.info().await?),
             SessionCommand::Info { json: false } => {
                 print!("{}", text::info(&client.info().await?));

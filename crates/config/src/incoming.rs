@@ -86,6 +86,20 @@ impl IncomingRules {
     }
 }
 
+impl IncomingRules {
+    /// Whether the settings contain this port, at either end.
+    pub fn names(&self, local: u16, remote: u16) -> bool {
+        let has = |ports: &Option<HashSet<u16>>, port| {
+            ports.as_ref().is_some_and(|ports| ports.contains(&port))
+        };
+        has(&self.only, local)
+            || has(&self.filter_ports, local)
+            || has(&self.filter_ports, remote)
+            || self.mapping.iter().any(|pair| pair.0.0 == local)
+            || self.listen.iter().any(|pair| pair.0.0 == local)
+    }
+}
+
 impl HttpFilter {
     fn of(settings: &HttpFilterSettings) -> Option<Self> {
         let text = |pattern: &PatternText| pattern.as_str().to_owned();
@@ -209,6 +223,35 @@ mod tests {
         assert_eq!(rules.listen_port(80), Some(8000));
         assert_eq!(rules.listen_port(8000), None);
         assert_eq!(rules.choose("0.0.0.0:80".parse().unwrap()), Some(8080));
+    }
+
+    #[test]
+    fn settings_name_ports() {
+        for (incoming, local, remote, expected) in [
+            ("steal", 80, 80, false),
+            ("{http_filter: {header_filter: 'a: b'}}", 80, 80, false),
+            ("{ports: [80]}", 80, 80, true),
+            ("{ports: [80]}", 81, 81, false),
+            ("{port_mapping: [[8081, 8080]]}", 8081, 8080, true),
+            ("{port_mapping: [[8081, 8080]]}", 9000, 9000, false),
+            ("{listen_ports: [[80, 8000]]}", 80, 80, true),
+            ("{listen_ports: [[80, 8000]]}", 8000, 8000, false),
+            (
+                "{http_filter: {header_filter: 'a: b', ports: [80]}}",
+                8081,
+                80,
+                true,
+            ),
+            (
+                "{http_filter: {header_filter: 'a: b', ports: [80]}}",
+                81,
+                81,
+                false,
+            ),
+        ] {
+            let named = rules(incoming).names(local, remote);
+            assert_eq!(named, expected, "{incoming}: {local}, {remote}");
+        }
     }
 
     #[test]

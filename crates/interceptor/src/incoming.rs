@@ -87,7 +87,7 @@ impl PendingListener {
         self.listener.socket.address
     }
 
-    /// The socket's cookie, by which [`CloseEvents`] reports it.
+    /// The cookie of the socket, which identifies it on this machine and in [`CloseEvents`].
     #[must_use]
     pub fn cookie(&self) -> u64 {
         self.listener.socket.cookie

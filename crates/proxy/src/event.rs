@@ -1,6 +1,7 @@
 //! Events of a session, with their messages to the user.
 
 mod incoming;
+mod kind;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,6 +17,7 @@ pub(crate) use self::incoming::describe;
 pub use self::incoming::{
     EarlierSession, IncomingEvent, IncomingEventKind, MissedReason, RedirectCheck, SubscriptionInfo,
 };
+pub use self::kind::EventKind;
 
 /// Receives the events of a session. It is called on any thread and must not block.
 pub type EventSink = Arc<dyn Fn(&Event) + Send + Sync>;

@@ -39,8 +39,8 @@ pub use agent::{
 };
 pub use error::Error;
 pub use event::{
-    EarlierSession, Event, EventSink, FileProblem, IncomingEvent, IncomingEventKind, MissedReason,
-    RedirectCheck, SubscriptionInfo,
+    EarlierSession, Event, EventKind, EventSink, FileProblem, IncomingEvent, IncomingEventKind,
+    MissedReason, RedirectCheck, SubscriptionInfo,
 };
 pub use files::FileBackend;
 pub use incoming::Holder;

@@ -125,6 +125,8 @@ pub(super) struct PortClaim {
     pub(super) mesh: Option<Mesh>,
     /// The number of connections that were reset.
     pub(super) flushed: u32,
+    /// The cookies of the sockets that listen on the port, if they can be listed.
+    pub(super) listeners: Option<Vec<u64>>,
 }
 
 impl PortClaim {
@@ -158,6 +160,7 @@ impl Ports {
                 evidence: redirect.evidence(port),
                 mesh: open.mesh(),
                 flushed: 0,
+                listeners: listeners(&redirect, port).await,
                 open,
             };
             if spec.flush_connections && port.protocol == Protocol::Tcp {
@@ -276,6 +279,13 @@ impl Ports {
         let _ = timeout(DRAIN_TIMEOUT, active.redirect.drain()).await;
         state.active = None;
     }
+}
+
+/// The cookies of the sockets that listen on the port. Some kernels cannot list UDP sockets.
+async fn listeners(redirect: &Redirect, port: Port) -> Option<Vec<u64>> {
+    let listed = redirect.listeners(port).await;
+    let log = |error: &Error| tracing::debug!(%error, %port, "failed to list listeners");
+    listed.inspect_err(log).ok()
 }
 
 /// Accepts connections as long as the redirection exists.

@@ -247,6 +247,12 @@ impl Redirect {
         self.state.tracker.evidence(port)
     }
 
+    /// The cookies of the sockets that listen on a port in the target's network, other than the agent's own.
+    pub async fn listeners(&self, port: Port) -> Result<Vec<u64>> {
+        let list = move || connections::listeners(port);
+        self.state.agent.sockets().run(list).await
+    }
+
     /// The mesh whose sidecar is in the target's network.
     pub async fn mesh(&self) -> Result<Option<Mesh>> {
         self.state.find_mesh().await

@@ -4,6 +4,7 @@ use std::thread;
 
 use agent::Error;
 use agent::incoming::redirect::{Port, RedirectEvidence};
+use rustix::net::sockopt::socket_cookie;
 
 use crate::environment::{Environment, TARGET_IPV4, enter, environment, socket_address};
 use crate::programs::{Application, Client, with_timeout};
@@ -74,6 +75,25 @@ fn with_a_route_from_outside_the_redirection_is_verified_externally() {
             assert_eq!(report.evidence, RedirectEvidence::External, "{report}");
         }
     });
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn the_sockets_of_the_application_are_listed_and_not_those_of_the_agent() {
+    let environment = environment();
+    let redirect = environment.redirect().await;
+    for port in PORTS {
+        redirect.add_port(port).await.unwrap();
+        assert_eq!(redirect.listeners(port).await.unwrap(), Vec::<u64>::new());
+    }
+    let (tcp, udp) = environment.target.inside(|| {
+        let tcp = std::net::TcpListener::bind("[::]:80").unwrap();
+        (tcp, std::net::UdpSocket::bind("0.0.0.0:80").unwrap())
+    });
+    let cookies = [socket_cookie(&tcp).unwrap(), socket_cookie(&udp).unwrap()];
+    for (port, cookie) in PORTS.into_iter().zip(cookies) {
+        assert_eq!(redirect.listeners(port).await.unwrap(), [cookie], "{port}");
+    }
 }
 
 #[tokio::test]

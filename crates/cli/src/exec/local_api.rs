@@ -114,6 +114,7 @@ impl LocalApi {
             match socket {
                 Ok((socket, listener)) => {
                     server::serve(Arc::clone(&api.context), listener);
+                    progress.set_session(&api.context.details.id);
                     api.socket = Some(socket);
                 }
                 Err(error) => progress.warn(&format!(

@@ -1,15 +1,15 @@
 //! Sessions that are monitored and ended by another process.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::support::{ProcessOutput, RunningSession, Standin, Target, is_alive, wait_until};
+use crate::support::{RunningSession, Service, Standin, Target, is_alive, wait_until};
 
 /// Starts a process that ignores SIGTERM, and prints its id.
 const STUBBORN: &str = "cat /etc/hostname /nothing-here; bash -c 'trap \"\" TERM; while :; do sleep 0.1; done' & echo child $! >&2; \
@@ -158,41 +158,6 @@ fn mcp_clients_inspect_and_end_sessions() {
     session.wait().expect(128 + 15);
 }
 
-/// A service in its own network namespace.
-struct Service(Child);
-
-impl Service {
-    fn start() -> Self {
-        let script =
-            "ip link set lo up && echo ready && exec python3 -m http.server 8080 >/dev/null 2>&1";
-        let mut command = Command::new("unshare");
-        command.args(["--net", "sh", "-c", script]);
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        let output = child.stdout.take().unwrap();
-        let service = Self(child);
-        BufReader::new(output).read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n");
-        service
-    }
-
-    /// The output of a client in the network namespace of the service.
-    fn run_client(&self, client: &[&str]) -> String {
-        let mut command = Command::new("nsenter");
-        command.args(["--net", "--target", &self.0.id().to_string()]);
-        let ended = ProcessOutput::from(command.args(client).output().unwrap());
-        ended.expect(0);
-        ended.stdout
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Responds after the whole request: a server that responds sooner may reject the rest, which would not be counted.
 const HTTP2_SERVER: &str = r#"
     require("http2").createServer((request, response) => {
@@ -218,9 +183,9 @@ const HTTP2_CLIENT: &str = r#"
 #[test]
 #[ignore = "needs root"]
 fn http2_requests_are_separate_events() {
-    let (standin, service) = (Standin::new(), Service::start());
+    let (standin, service) = (Standin::new(), Service::start(8080));
     let mut command = standin.command(["exec", "--steal", "-t"]);
-    command.arg(format!("process/{}", service.0.id()));
+    command.arg(service.name());
     command.args(["--", "node", "-e", HTTP2_SERVER]);
     let mut session = RunningSession::start(command);
     session.wait_for_output("everything goes to the program");

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Stdio;
 
-use crate::support::{ProcessOutput, RunningSession, Standin, Target};
+use crate::support::{ProcessOutput, RunningSession, Service, Standin, Target};
 use crate::terminal::Terminal;
 
 #[test]
@@ -62,6 +62,126 @@ fn an_error_replaces_the_progress_line() {
         last.starts_with("standin: there is no process 4194303"),
         "{shown:?}"
     );
+}
+
+/// Watches the files of a folder for changes.
+const WATCH: &str = r#"
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+descriptor = libc.inotify_init()
+for name in os.listdir(sys.argv[1]):
+    libc.inotify_add_watch(descriptor, os.path.join(sys.argv[1], name).encode(), 2)
+"#;
+
+#[test]
+fn warnings_of_one_kind_are_two_lines() {
+    let (standin, target) = (Standin::new(), Target::new());
+    for number in 0..13 {
+        standin.write(&format!("watched/{number}"), "content");
+    }
+    let folder = standin.path("watched");
+    let folder = folder.to_str().unwrap();
+    let settings = format!(r#"{{"feature": {{"fs": {{"read_only": ["^{folder}"]}}}}}}"#);
+    standin.write("standin.json", settings);
+    let command = ["exec", "--quiet", "-t", &target.name(), "--"];
+    let program = ["python3", "-c", WATCH, folder];
+    let ended = standin.run([&command[..], &program].concat());
+    ended.expect(0);
+    let lines: Vec<&str> = ended.stderr.lines().collect();
+    let [first, others] = lines[..] else {
+        panic!("{}", ended.stderr);
+    };
+    assert!(first.starts_with(&format!("standin: {folder}/")), "{first}");
+    let expected = "standin: 12 more paths cannot be watched for changes; ";
+    assert!(others.starts_with(expected), "{others}");
+}
+
+/// Causes a warning in the middle of a line, and one between two lines.
+const WARNED: &str = r#"
+import ctypes, os, sys
+folder = sys.argv[1]
+os.write(1, b"unfinished")
+libc = ctypes.CDLL(None)
+libc.inotify_add_watch(libc.inotify_init(), os.path.join(folder, "file").encode(), 2)
+os.write(2, b" line\n")
+try:
+    open(os.path.join(folder, "pipe"))
+except OSError:
+    os.write(1, b"finished\n")
+"#;
+
+#[test]
+fn on_a_terminal_a_message_never_continues_a_line_of_the_program() {
+    let (standin, target) = (Standin::new(), Target::new());
+    standin.write("warned.py", WARNED);
+    standin.write("remote/file", "content");
+    let folder = standin.path("remote");
+    let folder = folder.to_str().unwrap();
+    let settings = format!(r#"{{"feature": {{"fs": {{"read_only": ["^{folder}"]}}}}}}"#);
+    standin.write("standin.json", settings);
+    let script = format!(
+        "mkfifo {folder}/pipe; $STANDIN exec -q -t {} -- python3 warned.py {folder}",
+        target.name()
+    );
+    let mut terminal = Terminal::with_screen(&standin, &script);
+    let (shown, code) = terminal.wait();
+    assert_eq!(code, Some(0), "{shown}");
+    let rows = terminal.rows();
+    let starts = [
+        "unfinished",
+        &format!("standin: {folder}/file is the target's and cannot be watched for changes"),
+        " line",
+        &format!("standin: {folder}/pipe is a pipe, a socket or a device of the target"),
+        "finished",
+    ];
+    assert_eq!(rows.len(), starts.len(), "{rows:#?}");
+    for (row, start) in rows.iter().zip(starts) {
+        assert!(row.starts_with(start), "{start:?} is not in {rows:#?}");
+    }
+    assert_eq!(rows[0], "unfinished");
+}
+
+/// Listens on many ports in the middle of a line, until a key is pressed.
+const LISTENING: &str = r#"
+import os, socket
+os.write(1, b"unfinished")
+listeners = [socket.create_server(("", port)) for port in [18090] + 20 * [0]]
+os.write(1, b" line\n")
+os.read(0, 1)
+"#;
+
+#[test]
+#[ignore = "needs root"]
+fn a_port_that_the_target_serves_has_its_own_line_and_the_others_share_one() {
+    let (standin, service) = (Standin::new(), Service::start(18090));
+    standin.write("listening.py", LISTENING);
+    let script = format!(
+        "$STANDIN exec -t {} -- python3 listening.py",
+        service.name()
+    );
+    let mut terminal = Terminal::with_screen(&standin, &script);
+    terminal.wait_for_output("` lists them");
+    let rows = terminal.rows();
+    let starts = [
+        &format!("standin: standing in for {} (", service.name()),
+        "unfinished",
+        "standin: port 18090 of the target: the program (port 18090) gets a copy of everything",
+        " line",
+        "standin: the program also opened 20 ports that the target does not serve; `standin session ",
+    ];
+    assert_eq!(rows.len(), starts.len(), "{rows:#?}");
+    for (row, start) in rows.iter().zip(starts) {
+        assert!(row.starts_with(start), "{start:?} is not in {rows:#?}");
+    }
+    assert_eq!(rows[1], "unfinished");
+    // The command in the last line lists the ports.
+    let command = rows[4].split('`').nth(1).unwrap().split(' ').skip(1);
+    let info = standin.run(command);
+    info.expect(0);
+    let ports = info.stdout.lines().filter(|line| line.starts_with("port "));
+    assert_eq!(ports.count(), 21, "{}", info.stdout);
+    terminal.press("\n");
+    assert_eq!(terminal.wait().1, Some(0));
 }
 
 #[test]

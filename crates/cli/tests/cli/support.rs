@@ -184,6 +184,55 @@ impl Drop for Target {
     }
 }
 
+/// A service in its own network namespace. It ends with the test.
+pub(crate) struct Service(Child);
+
+impl Service {
+    /// Returns when the service listens on the port.
+    pub(crate) fn start(port: u16) -> Self {
+        let script =
+            format!("ip link set lo up && exec python3 -m http.server {port} >/dev/null 2>&1");
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sh", "-c", &script]);
+        let service = Self(command.stdin(Stdio::null()).spawn().unwrap());
+        wait_until("the service listens", || {
+            ["tcp", "tcp6"].iter().any(|table| {
+                let table = format!("/proc/{}/net/{table}", service.0.id());
+                let table = fs::read_to_string(table).unwrap_or_default();
+                table.lines().any(|line| is_listener(line, port))
+            })
+        });
+        service
+    }
+
+    pub(crate) fn name(&self) -> String {
+        format!("process/{}", self.0.id())
+    }
+
+    /// The output of a client in the network namespace of the service.
+    pub(crate) fn run_client(&self, client: &[&str]) -> String {
+        let mut command = Command::new("nsenter");
+        command.args(["--net", "--target", &self.0.id().to_string()]);
+        let ended = ProcessOutput::from(command.args(client).output().unwrap());
+        ended.expect(0);
+        ended.stdout
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether a line of `/proc/net/tcp` is a socket that listens on this port.
+fn is_listener(line: &str, port: u16) -> bool {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let local = fields.get(1).copied().unwrap_or_default();
+    local.ends_with(&format!(":{port:04X}")) && fields.get(3) == Some(&"0A")
+}
+
 /// A running session and its output. It ends with the test.
 pub(crate) struct RunningSession {
     pub(crate) child: Child,

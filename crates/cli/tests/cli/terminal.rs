@@ -2,12 +2,17 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 
-use nix::pty::openpty;
+use nix::pty::{Winsize, openpty};
 
 use crate::support::Standin;
+
+/// The size of terminals with a screen. No message of the tests is longer than a row.
+const ROWS: u16 = 50;
+const COLUMNS: u16 = 400;
 
 pub(crate) struct Terminal {
     screen: File,
@@ -17,9 +22,29 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Runs a shell script on its own terminal; `$STANDIN` is the program.
+    /// Runs a shell script on its own terminal, which has no size; `$STANDIN` is the program.
     pub(crate) fn start(standin: &Standin, script: &str, variables: &[(&str, &str)]) -> Self {
-        let pair = openpty(None, None).unwrap();
+        Self::with_size(standin, script, variables, None)
+    }
+
+    /// Runs a shell script on a terminal whose [`rows`](Self::rows) can be read.
+    pub(crate) fn with_screen(standin: &Standin, script: &str) -> Self {
+        let size = Winsize {
+            ws_row: ROWS,
+            ws_col: COLUMNS,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        Self::with_size(standin, script, &[], Some(&size))
+    }
+
+    fn with_size(
+        standin: &Standin,
+        script: &str,
+        variables: &[(&str, &str)],
+        size: Option<&Winsize>,
+    ) -> Self {
+        let pair = openpty(size, None).unwrap();
         let side = |side: &OwnedFd| Stdio::from(side.try_clone().unwrap());
         // Reading the terminal blocks, so `timeout` ends a script that hangs.
         let mut command = Command::new("timeout");
@@ -57,6 +82,19 @@ impl Terminal {
     pub(crate) fn wait(&mut self) -> (String, Option<i32>) {
         while self.read() {}
         (self.shown.clone(), self.child.wait().unwrap().code())
+    }
+
+    /// The rows of the screen, as a user sees them, without empty ones at the end.
+    pub(crate) fn rows(&self) -> Vec<String> {
+        let size = |number| NonZeroU16::new(number).unwrap();
+        let mut screen = vt100::Parser::new(size(ROWS), size(COLUMNS), 0);
+        screen.process(self.shown.as_bytes());
+        let rows = screen.screen().rows(0, COLUMNS);
+        let mut rows: Vec<String> = rows.map(|row| row.trim_end().to_owned()).collect();
+        while rows.last().is_some_and(String::is_empty) {
+            rows.pop();
+        }
+        rows
     }
 
     /// Returns false at the end. Reading a terminal without users is an error.

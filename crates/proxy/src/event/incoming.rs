@@ -14,6 +14,9 @@ pub struct IncomingEvent {
     pub is_udp: bool,
     /// The agent that the event is about; `None` for all agents.
     pub agent: Option<AgentId>,
+    /// Whether traffic of the port is expected: an application at the target listens on it, the settings contain it, or
+    /// there was traffic before.
+    pub is_expected: bool,
     pub kind: IncomingEventKind,
 }
 
@@ -67,6 +70,8 @@ pub struct SubscriptionInfo {
     pub clusters: Vec<String>,
     /// Other sessions whose claims come first.
     pub earlier: Vec<EarlierSession>,
+    /// Whether an application at the target listens on the port, also if that is unknown.
+    pub is_served: bool,
 }
 
 /// A session with an earlier claim on the port.
@@ -104,12 +109,16 @@ impl IncomingEvent {
                 | IncomingEventKind::TrafficSeen
         )
     }
+
+    pub(super) fn port_name(&self) -> String {
+        let port = if self.is_udp { "UDP port" } else { "port" };
+        format!("{port} {}", self.port)
+    }
 }
 
 impl fmt::Display for IncomingEvent {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let port = if self.is_udp { "UDP port" } else { "port" };
-        write!(formatter, "{port} {} of ", self.port)?;
+        write!(formatter, "{} of ", self.port_name())?;
         match (&self.agent, &self.kind) {
             (Some(agent), _) => formatter.write_str(&agent.location())?,
             (None, IncomingEventKind::Subscribed(info)) => info.write_location(formatter)?,
@@ -247,6 +256,9 @@ impl fmt::Display for SubscriptionInfo {
             let flushed = counted(self.flushed.into(), "open connection");
             write!(formatter, "; {flushed} reset")?;
         }
+        if !self.is_served {
+            formatter.write_str("; the target itself does not serve this port")?;
+        }
         Ok(())
     }
 }
@@ -324,6 +336,7 @@ mod tests {
             port: 8080,
             is_udp: false,
             agent: None,
+            is_expected: true,
             kind,
         };
         assert_eq!(event.to_string(), expected);
@@ -341,6 +354,7 @@ mod tests {
             agents: 1,
             clusters: Vec::new(),
             earlier: Vec::new(),
+            is_served: true,
         }
     }
 
@@ -383,6 +397,14 @@ mod tests {
              only",
         );
         check(
+            IncomingEventKind::Subscribed(SubscriptionInfo {
+                is_served: false,
+                ..info(false, None)
+            }),
+            "port 8080 of the target: the program (port 8081) gets a copy of everything; checked on loopback only; the \
+             target itself does not serve this port",
+        );
+        check(
             IncomingEventKind::Missed {
                 reason: MissedReason::NoResponse,
                 count: 3,
@@ -410,6 +432,7 @@ mod tests {
                 port: 8080,
                 is_udp: false,
                 agent: None,
+                is_expected: true,
                 kind: IncomingEventKind::Subscribed(SubscriptionInfo {
                     agents: *agents,
                     clusters: clusters.iter().map(|name| (*name).to_owned()).collect(),

@@ -44,7 +44,7 @@ type Complete = dyn FnOnce(Option<Errno>) -> Option<Arc<dyn AppListener>> + Send
 pub(super) struct PendingListen {
     pub(super) is_udp: bool,
     pub(super) address: SocketAddr,
-    /// Identifies the socket in the kernel's events.
+    /// The cookie of the socket, which identifies it in the kernel's events and tables.
     pub(super) cookie: u64,
     complete: Box<Complete>,
 }

@@ -20,19 +20,37 @@ const RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Several processes may listen on one port, and a process may have one listener for each address family.
 #[derive(Debug, Default)]
 pub(super) struct AppListeners {
-    listeners: Mutex<Vec<(SocketAddr, Arc<dyn AppListener>)>>,
+    listeners: Mutex<Vec<Entry>>,
     next: AtomicUsize,
 }
 
+#[derive(Debug)]
+struct Entry {
+    address: SocketAddr,
+    /// The cookie of the socket.
+    cookie: u64,
+    listener: Arc<dyn AppListener>,
+}
+
 impl AppListeners {
-    pub(super) fn add(&self, address: SocketAddr, listener: Arc<dyn AppListener>) {
-        self.listeners.lock().push((address, listener));
+    pub(super) fn add(&self, address: SocketAddr, cookie: u64, listener: Arc<dyn AppListener>) {
+        self.listeners.lock().push(Entry {
+            address,
+            cookie,
+            listener,
+        });
+    }
+
+    /// Whether the socket with this cookie is one of them.
+    pub(super) fn has(&self, cookie: u64) -> bool {
+        let listeners = self.listeners.lock();
+        listeners.iter().any(|entry| entry.cookie == cookie)
     }
 
     /// Removes closed listeners. Returns whether any are left.
     pub(super) fn remove_closed(&self) -> bool {
         let mut listeners = self.listeners.lock();
-        listeners.retain(|(_, listener)| listener.is_listening());
+        listeners.retain(|entry| entry.listener.is_listening());
         !listeners.is_empty()
     }
 
@@ -77,13 +95,12 @@ impl AppListeners {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
         let start = next.checked_rem(listeners.len()).unwrap_or(0);
         let (after, before) = listeners.split_at(start);
-        let mut ordered: Vec<&(SocketAddr, Arc<dyn AppListener>)> =
-            before.iter().chain(after).collect();
-        ordered
-            .sort_by_key(|(address, _)| address.is_ipv4() != client.ip().to_canonical().is_ipv4());
+        let mut ordered: Vec<&Entry> = before.iter().chain(after).collect();
+        let is_ipv4 = client.ip().to_canonical().is_ipv4();
+        ordered.sort_by_key(|entry| entry.address.is_ipv4() != is_ipv4);
         ordered
             .into_iter()
-            .map(|(_, listener)| Arc::clone(listener))
+            .map(|entry| Arc::clone(&entry.listener))
             .collect()
     }
 }

@@ -54,6 +54,10 @@ pub(super) struct PortTask {
     listeners: Arc<AppListeners>,
     /// Agents at which the port was subscribed before.
     subscribed_before: HashSet<AgentId>,
+    /// Whether an application at the target listens on the port.
+    is_served: bool,
+    /// Whether traffic from outside of the target was received.
+    has_traffic: bool,
 }
 
 /// A port while the application listens on it.
@@ -108,6 +112,8 @@ impl PortTask {
             pending: Vec::new(),
             listeners: Arc::default(),
             subscribed_before: HashSet::new(),
+            is_served: false,
+            has_traffic: false,
         }
     }
 
@@ -257,6 +263,7 @@ impl PortTask {
         match report {
             SubscriptionReport::Active(active) => {
                 at_agent.reported_reason = None;
+                self.is_served |= active.is_served(|cookie| self.is_own_socket(cookie));
                 if port.is_confirmed {
                     self.subscribed_before.insert(id.clone());
                     self.emit_subscribed(Some(id), &[(id, &active)]);
@@ -272,6 +279,7 @@ impl PortTask {
                 at_agent.state = State::Refused(status, will_retry);
             }
             SubscriptionReport::TrafficSeen => {
+                self.has_traffic = true;
                 let kind = port.diagnostics.lock().traffic_seen();
                 if let Some(kind) = kind {
                     self.emit(None, kind);
@@ -343,6 +351,12 @@ impl PortTask {
         true
     }
 
+    /// Whether it is a socket of the application, which may be in the same network as the target.
+    fn is_own_socket(&self, cookie: u64) -> bool {
+        let mut pending = self.pending.iter();
+        pending.any(|listen| listen.cookie == cookie) || self.listeners.has(cookie)
+    }
+
     /// Lets the application's calls succeed.
     fn confirm(&mut self, port: &mut ListeningPort) {
         port.is_confirmed = true;
@@ -360,9 +374,9 @@ impl PortTask {
     }
 
     fn accept(&self, listen: PendingListen) {
-        let address = listen.address;
+        let (address, cookie) = (listen.address, listen.cookie);
         if let Some(listener) = listen.accept() {
-            self.listeners.add(address, listener);
+            self.listeners.add(address, cookie, listener);
         }
     }
 
@@ -404,6 +418,7 @@ impl PortTask {
             agents: active.len(),
             clusters: clusters.into_iter().cloned().collect(),
             earlier: merge_earlier(&active),
+            is_served: self.is_served,
         };
         self.emit(id, IncomingEventKind::Subscribed(info));
     }
@@ -417,11 +432,18 @@ impl PortTask {
         }
     }
 
+    /// Whether traffic of the port is expected, so that the user is interested in it.
+    fn is_expected(&self) -> bool {
+        let rules = &self.shared.rules;
+        self.is_served || self.has_traffic || rules.names(self.local_port, self.key.port)
+    }
+
     fn emit(&self, agent: Option<&AgentId>, kind: IncomingEventKind) {
         let event = IncomingEvent {
             port: self.key.port,
             is_udp: self.key.is_udp,
             agent: agent.cloned(),
+            is_expected: self.is_expected(),
             kind,
         };
         (self.shared.context.events)(&Event::Incoming(event));
@@ -498,6 +520,17 @@ fn merge_earlier(active: &[&ActiveSubscription]) -> Vec<EarlierSession> {
         session.takes_all &= is_everywhere(&session.holder);
     }
     merged
+}
+
+impl ActiveSubscription {
+    /// Whether an application at the target listens on the port, also if that is unknown.
+    fn is_served(&self, is_own_socket: impl Fn(u64) -> bool) -> bool {
+        let listeners = self.listeners.as_ref();
+        listeners.is_none_or(|cookies| {
+            let mut cookies = cookies.iter();
+            cookies.any(|cookie| !is_own_socket(*cookie))
+        })
+    }
 }
 
 impl PortAtAgent {

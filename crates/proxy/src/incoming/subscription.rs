@@ -71,6 +71,8 @@ pub(super) struct ActiveSubscription {
     pub(super) is_renewed: bool,
     /// Sessions with earlier claims.
     pub(super) earlier: Vec<EarlierSession>,
+    /// The cookies of the sockets that listen on the port in the target's network. `None`: unknown.
+    pub(super) listeners: Option<Vec<u64>>,
 }
 
 enum SubscriptionEvent {
@@ -139,6 +141,10 @@ impl AgentSubscription {
             flushed: response.flushed,
             is_renewed: self.is_renewed,
             earlier: earlier_sessions(&response.earlier),
+            listeners: response
+                .listeners
+                .as_ref()
+                .map(|listeners| listeners.cookies.clone()),
         }));
         let events = Arc::clone(&self.shared.context.events);
         AcceptPool::new(

@@ -30,6 +30,9 @@ use crate::event::{IncomingEvent, IncomingEventKind};
 const CLIENT: &str = "192.0.2.7:40000";
 const SERVER: &str = "10.77.0.2:80";
 
+/// The cookie of the application's sockets.
+const COOKIE: u64 = 7;
+
 /// A listener of an application.
 #[derive(Debug)]
 struct TestListener {
@@ -88,7 +91,7 @@ impl TestSession {
 
     /// Lets the application listen, and returns the result of its call.
     async fn listen(&self, address: SocketAddr, is_udp: bool) -> Result<Arc<TestListener>, Errno> {
-        self.listen_with_cookie(address, is_udp, 0).await
+        self.listen_with_cookie(address, is_udp, COOKIE).await
     }
 
     async fn listen_with_cookie(
@@ -430,6 +433,46 @@ async fn earlier_sessions_are_reported_until_they_end() {
     let none = EarlierSessions::default();
     session.agent.emit(AgentEvent::Earlier(none));
     expect("target: everything goes to the program").await;
+}
+
+#[tokio::test]
+async fn traffic_is_expected_on_ports_that_the_target_serves_or_the_settings_contain() {
+    for (settings, listeners, is_served, is_expected) in [
+        ("steal", None, true, true),
+        ("steal", Some(vec![]), false, false),
+        // The program is in the target's network.
+        ("steal", Some(vec![COOKIE]), false, false),
+        ("steal", Some(vec![COOKIE, 8]), true, true),
+        ("{mode: steal, ports: [8080]}", Some(vec![]), false, true),
+    ] {
+        let session = TestSession::new(settings).await;
+        if let Some(cookies) = &listeners {
+            session.agent.set_listeners(cookies.clone());
+        }
+        let (_listener, address) = listener().await;
+        session.listen(address, false).await.unwrap();
+        let reported = session.agent.event(|event| match &event.kind {
+            IncomingEventKind::Subscribed(info) => Some((info.is_served, event.is_expected)),
+            _ => None,
+        });
+        let expected = (is_served, is_expected);
+        assert_eq!(reported.await, expected, "{settings}, {listeners:?}");
+    }
+}
+
+#[tokio::test]
+async fn after_the_first_traffic_more_is_expected() {
+    let session = TestSession::new("steal").await;
+    session.agent.set_listeners(Vec::new());
+    let (_listener, address) = listener().await;
+    session.listen(address, false).await.unwrap();
+    session.agent.subscribed(1).await;
+    session.agent.emit(AgentEvent::TrafficSeen(true));
+    let seen = session.agent.event(|event| {
+        let is_first_traffic = event.kind == IncomingEventKind::TrafficSeen;
+        is_first_traffic.then_some(event.is_expected)
+    });
+    assert!(seen.await);
 }
 
 #[tokio::test]

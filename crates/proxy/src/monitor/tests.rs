@@ -146,6 +146,7 @@ fn requests_are_recorded_with_their_port() {
             port: 80,
             is_udp: false,
             agent: None,
+            is_expected: true,
             kind,
         }));
     };
@@ -160,6 +161,7 @@ fn requests_are_recorded_with_their_port() {
         agents: 1,
         clusters: Vec::new(),
         earlier: Vec::new(),
+        is_served: true,
     }));
     record(IncomingEventKind::Silent {
         seconds: 60,
@@ -228,6 +230,7 @@ fn a_cluster_that_rejoins_does_not_replace_the_row_of_all_clusters() {
             port: 80,
             is_udp: false,
             agent,
+            is_expected: true,
             kind: IncomingEventKind::Subscribed(SubscriptionInfo {
                 local_port: 8080,
                 steals: true,
@@ -239,6 +242,7 @@ fn a_cluster_that_rejoins_does_not_replace_the_row_of_all_clusters() {
                 agents: clusters.len(),
                 clusters: clusters.iter().map(|name| (*name).to_owned()).collect(),
                 earlier: Vec::new(),
+                is_served: true,
             }),
         }));
     };

@@ -1,4 +1,4 @@
-//! Lists the TCP sockets of the target's network, and resets connections (`sock_diag`).
+//! Lists the sockets of the target's network, and resets connections (`sock_diag`).
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -7,12 +7,14 @@ use rustix::io::Errno;
 use rustix::net::netlink::SOCK_DIAG;
 
 use super::netlink::{ACKNOWLEDGE, DUMP, Message, Netlink, ResponseContent, attributes};
-use super::rules::PASSTHROUGH_MARK;
+use super::rules::{LISTEN_IPV4, LISTEN_IPV6, PASSTHROUGH_MARK};
+use super::{Port, Protocol};
 use crate::{Error, Result};
 
 const BY_FAMILY: u16 = 20;
 const DESTROY: u16 = 21;
 const TCP: u8 = 6;
+const UDP: u8 = 17;
 const FAMILY_IPV4: u8 = 2;
 const FAMILY_IPV6: u8 = 10;
 const ATTRIBUTE_MARK: u16 = 15;
@@ -22,9 +24,14 @@ const CLOSE: u32 = 7;
 const LISTEN: u32 = 10;
 /// The states of connections that can still be used.
 const OPEN_STATES: u32 = !(1 << TIME_WAIT | 1 << CLOSE | 1 << LISTEN);
+const LISTEN_STATES: u32 = 1 << LISTEN;
+/// The kernel reports this state for UDP sockets that are not connected.
+const UNCONNECTED_STATES: u32 = 1 << CLOSE;
 
 /// The length of the identity of a socket: ports, addresses, interface, cookie.
 const IDENTITY_LEN: usize = 48;
+/// The offset of the cookie in the identity: two numbers of 32 bits, the lower one first.
+const COOKIE_OFFSET: usize = 40;
 /// The offset of the socket's inode number. It is 0 if no process has accepted the socket.
 const INODE_OFFSET: usize = 68;
 /// The offset of the attributes in the description of a socket.
@@ -46,10 +53,10 @@ struct Socket {
 /// many there were. Must run inside the target's network.
 pub(super) fn reset(port: u16) -> Result<usize> {
     let mut netlink = open()?;
-    let sockets = list(&mut netlink, OPEN_STATES).map_err(list_error)?;
+    let sockets = list(&mut netlink, TCP, OPEN_STATES).map_err(list_error)?;
     let mut count = 0;
     for socket in foreign_connections(&sockets, port) {
-        let mut message = request(DESTROY, ACKNOWLEDGE, socket.family, OPEN_STATES);
+        let mut message = request(DESTROY, ACKNOWLEDGE, TCP, socket.family, OPEN_STATES);
         message.body.truncate(8);
         message.body.extend_from_slice(&socket.identity);
         for response in netlink.request(&[message]).map_err(list_error)? {
@@ -67,7 +74,7 @@ pub(super) fn reset(port: u16) -> Result<usize> {
 /// Whether the kernel still has connections to one of these ports that were not accepted from our listeners: half-open ones,
 /// and those in the backlog. Must run inside the target's network.
 pub(super) fn has_unaccepted(ports: &[u16]) -> Result<bool> {
-    let sockets = list(&mut open()?, OPEN_STATES).map_err(list_error)?;
+    let sockets = list(&mut open()?, TCP, OPEN_STATES).map_err(list_error)?;
     Ok(sockets.iter().any(|socket| {
         let is_ours = socket.mark == PASSTHROUGH_MARK && ports.contains(&socket.local.port());
         is_ours && !socket.is_accepted
@@ -76,8 +83,25 @@ pub(super) fn has_unaccepted(ports: &[u16]) -> Result<bool> {
 
 /// The TCP ports on which a process listens. Must run inside the target's network.
 pub(super) fn listening_ports() -> Result<HashSet<u16>> {
-    let sockets = list(&mut open()?, 1 << LISTEN).map_err(list_error)?;
+    let sockets = list(&mut open()?, TCP, LISTEN_STATES).map_err(list_error)?;
     Ok(sockets.iter().map(|socket| socket.local.port()).collect())
+}
+
+/// The cookies of the sockets that listen on a port, other than our own. Must run inside the target's network.
+pub(super) fn listeners(port: Port) -> Result<Vec<u64>> {
+    let (protocol, states) = match port.protocol {
+        Protocol::Tcp => (TCP, LISTEN_STATES),
+        Protocol::Udp => (UDP, UNCONNECTED_STATES),
+    };
+    let sockets = list(&mut open()?, protocol, states).map_err(list_error)?;
+    let is_ours = |socket: &Socket| {
+        let address = socket.local.ip();
+        address == IpAddr::from(LISTEN_IPV4) || address == IpAddr::from(LISTEN_IPV6)
+    };
+    let listeners = sockets
+        .iter()
+        .filter(|socket| socket.local.port() == port.number && !is_ours(socket));
+    Ok(listeners.map(Socket::cookie).collect())
 }
 
 /// Connections to a port that are neither the agent's own nor the application's end of them.
@@ -99,10 +123,21 @@ fn open() -> Result<Netlink> {
     Netlink::open(Some(SOCK_DIAG)).map_err(list_error)
 }
 
-fn list(netlink: &mut Netlink, states: u32) -> Result<Vec<Socket>, Errno> {
+impl Socket {
+    fn cookie(&self) -> u64 {
+        let half = |at: usize| {
+            let bytes = self.identity.get(at..at + 4);
+            let bytes = bytes.and_then(|four| four.try_into().ok());
+            u64::from(u32::from_ne_bytes(bytes.unwrap_or_default()))
+        };
+        half(COOKIE_OFFSET) | half(COOKIE_OFFSET + 4) << 32
+    }
+}
+
+fn list(netlink: &mut Netlink, protocol: u8, states: u32) -> Result<Vec<Socket>, Errno> {
     let mut sockets = Vec::new();
     for family in [FAMILY_IPV4, FAMILY_IPV6] {
-        let items = match netlink.items(request(BY_FAMILY, DUMP, family, states)) {
+        let items = match netlink.items(request(BY_FAMILY, DUMP, protocol, family, states)) {
             // The kernel has no IPv6.
             Err(Errno::NOENT) if family == FAMILY_IPV6 => continue,
             items => items?,
@@ -112,8 +147,8 @@ fn list(netlink: &mut Netlink, states: u32) -> Result<Vec<Socket>, Errno> {
     Ok(sockets)
 }
 
-fn request(kind: u16, flags: u16, family: u8, states: u32) -> Message {
-    let mut body = vec![family, TCP, 0, 0];
+fn request(kind: u16, flags: u16, protocol: u8, family: u8, states: u32) -> Message {
+    let mut body = vec![family, protocol, 0, 0];
     body.extend_from_slice(&states.to_ne_bytes());
     body.resize(8 + IDENTITY_LEN, 0);
     Message { kind, flags, body }
@@ -199,6 +234,14 @@ mod tests {
         ];
         let found: Vec<_> = foreign_connections(&sockets, 80).collect();
         assert_eq!(found, [&foreign]);
+    }
+
+    #[test]
+    fn a_cookie_has_its_lower_half_first() {
+        let mut socket = socket("10.0.0.1:80", "0.0.0.0:0", 0);
+        socket.identity[COOKIE_OFFSET..COOKIE_OFFSET + 4].copy_from_slice(&7_u32.to_ne_bytes());
+        socket.identity[COOKIE_OFFSET + 4..].copy_from_slice(&1_u32.to_ne_bytes());
+        assert_eq!(socket.cookie(), 7 + (1 << 32));
     }
 
     #[test]

@@ -14,8 +14,8 @@ use protocol::incoming::{ACCEPT, Accept, ConnectionMeta};
 use protocol::rpc::incoming_server::{Incoming, IncomingServer};
 use protocol::rpc::subscribe_event::Event as AgentEvent;
 use protocol::rpc::{
-    EarlierSession, Failure, HelloResponse, ReportRequest, ReportResponse, SubscribeEvent,
-    SubscribeRequest, Subscribed, UnsubscribeRequest, UnsubscribeResponse,
+    EarlierSession, Failure, HelloResponse, PortListeners, ReportRequest, ReportResponse,
+    SubscribeEvent, SubscribeRequest, Subscribed, UnsubscribeRequest, UnsubscribeResponse,
 };
 use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::{Request as Call, Response as Reply, Status};
@@ -37,6 +37,7 @@ struct State {
     requests: Vec<SubscribeRequest>,
     refuse: Option<Failure>,
     earlier: Vec<EarlierSession>,
+    listeners: Option<PortListeners>,
     events: Option<mpsc::UnboundedSender<Result<SubscribeEvent, Status>>>,
     accept_streams: Vec<(
         Accept,
@@ -87,6 +88,11 @@ impl FakeAgent {
     /// Sets the sessions with earlier claims.
     pub(super) fn set_earlier(&self, earlier: Vec<EarlierSession>) {
         self.change(|state| state.earlier = earlier);
+    }
+
+    /// Sets the cookies of the sockets that listen on each port in the target's network.
+    pub(super) fn set_listeners(&self, cookies: Vec<u64>) {
+        self.change(|state| state.listeners = Some(PortListeners { cookies }));
     }
 
     pub(super) fn emit(&self, event: AgentEvent) {
@@ -204,6 +210,7 @@ impl Incoming for FakeAgent {
             let first = AgentEvent::Subscribed(Subscribed {
                 subscription: state.requests.len() as u64,
                 earlier: state.earlier.clone(),
+                listeners: state.listeners.clone(),
                 ..Subscribed::default()
             });
             let first = SubscribeEvent { event: Some(first) };
