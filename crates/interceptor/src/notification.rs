@@ -11,7 +11,7 @@ use crate::sys::memory::{self, Plain};
 use crate::sys::seccomp;
 
 /// The longest path that the kernel accepts, including the terminating zero.
-const PATH_MAX: usize = 4096;
+pub(crate) const PATH_MAX: usize = 4096;
 const PAGE: u64 = 4096;
 
 /// A suspended call. Dropping it without a response fails the call with `EIO`, so that the caller never waits forever.

@@ -10,7 +10,7 @@ use super::resolve::ResolvedPath;
 use super::write_structure;
 use crate::host::{CallResult, Disposition, Intent, Notice, OpenOptions, PathChoice, RemoteFiles};
 use crate::metadata::{SetTime, Times, Timestamp};
-use crate::notification::Notification;
+use crate::notification::{Notification, PATH_MAX};
 use crate::process::{copy_descriptor_of, umask_of};
 use crate::supervisor::Supervisor;
 use crate::{Errno, Metadata};
@@ -209,6 +209,10 @@ fn write_proc_link(
     content: &Path,
 ) -> CallResult<OperationResult> {
     match request.operation {
+        // The kernel has no text for a link to a file this deep.
+        Operation::ReadLink { .. } if content.as_os_str().len() >= PATH_MAX => {
+            Err(Errno::ENAMETOOLONG.into())
+        }
         Operation::ReadLink { buffer, size } => Ok(OperationResult::Value(write_link(
             notification,
             buffer,
