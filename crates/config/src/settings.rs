@@ -133,6 +133,8 @@ pub struct FeatureSettings {
     pub network: NetworkSettings,
 
     /// Whether the host name is the target's.
+    ///
+    /// A program that sets the host name sets it for its session, and neither for this machine nor for the target.
     pub hostname: bool,
 
     /// The same as `magic` beside `feature`. A bundle is off if one of them says so.

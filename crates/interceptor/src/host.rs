@@ -161,7 +161,8 @@ pub trait Host: Send + Sync + 'static {
         listening.refuse(Errno::EOPNOTSUPP);
     }
 
-    /// The host name that the application sees.
+    /// The host name that the application sees until it sets another one. `None` leaves host name and domain name to
+    /// the kernel.
     fn hostname(&self) -> Option<OsString> {
         None
     }

@@ -24,7 +24,7 @@
 //! | `files` | calls about files: path resolution, and the operations on remote files |
 //! | `outgoing` | outgoing connections and datagrams |
 //! | `incoming` | listening sockets, and connections that the host delivers to them |
-//! | `hostname` | `uname` |
+//! | `hostname` | the host name and the domain name: `uname`, `sethostname`, `setdomainname`, and their files in `/proc` |
 //! | `process` | state of the application's processes, and the programs that they execute |
 //! | `socket_table` | queries for the kernel's sockets (`sock_diag`, `/proc/net`) |
 //! | `directory`, `metadata` | a local directory as [`RemoteFiles`]; file metadata |
@@ -45,6 +45,8 @@
 //!   first call about a file.
 //! - A remote file that is opened with `O_PATH` gets a readable descriptor instead: symbolic links and files without
 //!   read permission cannot be opened in this mode.
+//! - `/proc/sys/kernel/hostname` and `domainname` are read-only; the names are set with `sethostname` and
+//!   `setdomainname`. A UTS namespace of its own has the names of the session until one is set in it.
 //! - Remote paths cannot be watched; file handles, `chattr` attributes and `chroot` are refused for them.
 //! - Unix sockets that the program binds are created on this machine, regardless of their path; a [`Notice`] reports
 //!   remote paths.

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-pub(crate) use self::status::{PollInterval, group_of, has_signal, umask_of};
+pub(crate) use self::status::{PollInterval, group_of, has_capability, has_signal, umask_of};
 pub(crate) use self::table::{Processes, join_path};
 
 use crate::Errno;
