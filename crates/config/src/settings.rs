@@ -105,7 +105,8 @@ pub struct Settings {
 
     /// Whether compilers, linkers, package managers and version control run outside of the session.
     ///
-    /// So a command that builds and then runs a program builds it with local files and tools.
+    /// So a command that builds and then runs a program builds it with local files and tools. In a working directory that is
+    /// the target's, such a tool runs in the same directory of this machine. It is not started if there is none.
     pub skip_build_tools: bool,
 
     /// Further programs that count as build tools. Has an effect only together with `skip_build_tools`.

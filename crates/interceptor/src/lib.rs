@@ -37,6 +37,9 @@
 //!   or with memory that we may not read, are local. A [`Notice`] reports the cases that the program did not choose.
 //! - Programs are executed from the files of this machine. In a working directory on the target they can only be
 //!   executed by absolute path.
+//! - A skipped program whose working directory is on the target is executed in the directory with the same path on this
+//!   machine. If there is none, or if another process traces the caller, `execve` fails with `EREMOTE`, and a
+//!   [`Notice`] reports it.
 //! - A signal whose handler lacks `SA_RESTART` can fail a call with `EINTR` in the microseconds before we receive the
 //!   call, even a call that is natively never interrupted. Before Linux 5.19 this is possible until the call is
 //!   completed.

@@ -49,6 +49,11 @@ impl Notification {
         self.received.thread
     }
 
+    /// The number of the call.
+    pub(crate) fn number(&self) -> libc::c_int {
+        self.received.number
+    }
+
     pub(crate) fn argument(&self, index: usize) -> u64 {
         self.received.arguments.get(index).copied().unwrap_or(0)
     }

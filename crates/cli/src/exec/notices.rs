@@ -13,6 +13,7 @@ const MAX_PER_KIND: usize = 8;
 pub(super) enum NoticeKind {
     Program(Discriminant<Notice>),
     File(Discriminant<FileProblem>),
+    Directory,
     Connections,
 }
 
@@ -22,6 +23,7 @@ impl NoticeKind {
         match event {
             Event::Program(notice) => Some(Self::Program(discriminant(notice))),
             Event::File(_, problem) => Some(Self::File(discriminant(problem))),
+            Event::NoLocalDirectory { .. } => Some(Self::Directory),
             Event::TooManyConnections(_) => Some(Self::Connections),
             _ => None,
         }
