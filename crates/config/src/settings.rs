@@ -105,7 +105,8 @@ pub struct Settings {
 
     /// Whether compilers, linkers, package managers and version control run outside of the session.
     ///
-    /// So a command that builds and then runs a program builds it with local files and tools.
+    /// So a command that builds and then runs a program builds it with local files and tools. In a working directory that is
+    /// the target's, such a tool runs in the same directory of this machine. It is not started if there is none.
     pub skip_build_tools: bool,
 
     /// Additional programs that count as build tools. Has an effect only with `skip_build_tools`.
@@ -135,6 +136,8 @@ pub struct FeatureSettings {
     pub network: NetworkSettings,
 
     /// Whether the process sees the target's host name.
+    ///
+    /// A program that sets the host name sets it for its session, and neither for this machine nor for the target.
     pub hostname: bool,
 
     /// The same as the top-level `magic`. A bundle is off if either of them disables it.

@@ -13,6 +13,7 @@ use rustix::fs::{RenameFlags, renameat_with};
 
 use crate::host::{CallResult, OpenOptions, RemoteFiles};
 use crate::metadata::{FileSystemStats, Metadata, SetTime, Times};
+use crate::notification::PATH_MAX;
 use crate::sys::files;
 use crate::{Errno, Error};
 
@@ -57,17 +58,27 @@ impl Directory {
     }
 
     fn open_at(&self, path: &Path, flags: i32, mode: u32, resolve: u64) -> Result<OwnedFd, Errno> {
-        let bytes = path.as_os_str().as_bytes();
-        let start = bytes.iter().position(|byte| *byte != b'/');
-        let relative = start.and_then(|start| bytes.get(start..)).unwrap_or(b".");
-        let relative = CString::new(relative).map_err(|_| Errno::EINVAL)?;
-        files::open(
-            self.root.as_raw_fd(),
-            &relative,
-            flags | libc::O_CLOEXEC,
-            mode,
-            self.resolve | resolve,
-        )
+        let mut rest = without_leading_slashes(path.as_os_str().as_bytes());
+        let mut resolve = self.resolve | resolve;
+        let mut parent: Option<OwnedFd> = None;
+        // A path below a deep working directory may be longer than the kernel accepts, so it is opened in parts.
+        while rest.len() >= PATH_MAX {
+            let (part, after) = split_long_path(rest)?;
+            let from = parent.as_ref().unwrap_or(&self.root);
+            let directory = libc::O_PATH | libc::O_DIRECTORY;
+            parent = Some(open_below(from, part, directory, 0, resolve)?);
+            rest = without_leading_slashes(after);
+            if resolve & libc::RESOLVE_IN_ROOT != 0 {
+                // The next part starts at another directory, which must not become the root of absolute links.
+                resolve = resolve & !libc::RESOLVE_IN_ROOT | libc::RESOLVE_BENEATH;
+            }
+        }
+        let rest = match rest.is_empty() {
+            true => b".".as_slice(),
+            false => rest,
+        };
+        let from = parent.as_ref().unwrap_or(&self.root);
+        open_below(from, rest, flags, mode, resolve)
     }
 
     /// Opens the file as `O_PATH`.
@@ -83,6 +94,32 @@ impl Directory {
         let flags = libc::O_PATH | libc::O_DIRECTORY;
         Ok((self.open_at(parent, flags, 0, 0)?, name))
     }
+}
+
+fn open_below(
+    directory: &OwnedFd,
+    path: &[u8],
+    flags: i32,
+    mode: u32,
+    resolve: u64,
+) -> Result<OwnedFd, Errno> {
+    let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
+    let flags = flags | libc::O_CLOEXEC;
+    files::open(directory.as_raw_fd(), &path, flags, mode, resolve)
+}
+
+fn without_leading_slashes(path: &[u8]) -> &[u8] {
+    let start = path.iter().position(|byte| *byte != b'/');
+    start.and_then(|start| path.get(start..)).unwrap_or(b"")
+}
+
+/// Splits a path that is too long for the kernel at the last slash that leaves the first part short enough.
+fn split_long_path(path: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
+    let longest = path.get(..PATH_MAX).unwrap_or(path);
+    let slash = longest.iter().rposition(|byte| *byte == b'/');
+    slash
+        .and_then(|slash| path.split_at_checked(slash))
+        .ok_or(Errno::ENAMETOOLONG)
 }
 
 /// A path to the file of a handle, for calls that take no descriptor.

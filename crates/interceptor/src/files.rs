@@ -36,7 +36,7 @@ use crate::directory::Directory;
 use crate::files::host_query::HostQuery;
 use crate::files::request::{Operation, Request};
 use crate::files::resolve::{ResolveMode, ResolvedPath};
-use crate::notification::Notification;
+use crate::notification::{Notification, PATH_MAX};
 use crate::process::join_path;
 use crate::supervisor::{Decision, Supervisor};
 use crate::sys::files::describe_cached;
@@ -188,6 +188,10 @@ fn decide_getcwd(supervisor: &Supervisor, notification: &Notification) -> Decisi
     };
     let mut text = directory.as_os_str().as_bytes().to_vec();
     text.push(0);
+    // The kernel has no name for a directory this deep, however large the buffer is.
+    if text.len() > PATH_MAX {
+        return Decision::Complete(Err(Errno::ENAMETOOLONG));
+    }
     if notification.argument(1) < text.len() as u64 {
         return Decision::Complete(Err(Errno::ERANGE));
     }

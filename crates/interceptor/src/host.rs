@@ -102,6 +102,13 @@ pub enum Notice {
     LocalUnixSocket { path: PathBuf },
     /// The application executes a program that exists only on the target. Programs are started from this machine only.
     RemoteProgram { path: PathBuf },
+    /// A program that is skipped cannot be executed in the working directory, which is on the target. The kernel cannot
+    /// change to the directory with the same path on this machine; `EPERM` if the process is traced by another one.
+    NoLocalDirectory {
+        program: PathBuf,
+        directory: PathBuf,
+        errno: Errno,
+    },
 }
 
 /// Decides which calls are remote, and performs them.
@@ -161,13 +168,15 @@ pub trait Host: Send + Sync + 'static {
         listening.refuse(Errno::EOPNOTSUPP);
     }
 
-    /// The host name that the application sees.
+    /// The host name that the application sees until it sets another one. `None` leaves host name and domain name to
+    /// the kernel.
     fn hostname(&self) -> Option<OsString> {
         None
     }
 
     /// Whether the program at this path, which is about to be executed, is skipped: all its calls are local. The method
-    /// is called again for each program that it starts.
+    /// is called again for each program that it starts. If its working directory is on the target, it is executed in the
+    /// directory with the same path on this machine; if there is none, it is not executed.
     fn skips_program(&self, program: &Path) -> bool {
         let _ = program;
         false

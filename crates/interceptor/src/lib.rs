@@ -24,7 +24,7 @@
 //! | `files` | calls about files: path resolution, and the operations on remote files |
 //! | `outgoing` | outgoing connections and datagrams |
 //! | `incoming` | listening sockets, and connections that the host delivers to them |
-//! | `hostname` | `uname` |
+//! | `hostname` | the host name and the domain name: `uname`, `sethostname`, `setdomainname`, and their files in `/proc` |
 //! | `process` | state of the application's processes, and the programs that they execute |
 //! | `socket_table` | queries for the kernel's sockets (`sock_diag`, `/proc/net`) |
 //! | `directory`, `metadata` | a local directory as [`RemoteFiles`]; file metadata |
@@ -37,6 +37,9 @@
 //!   or with memory that we may not read, are local. A [`Notice`] reports the cases that the program did not choose.
 //! - Programs are executed from the files of this machine. In a working directory on the target they can only be
 //!   executed by absolute path.
+//! - A skipped program whose working directory is on the target is executed in the directory with the same path on this
+//!   machine. If there is none, or if another process traces the caller, `execve` fails with `EREMOTE`, and a
+//!   [`Notice`] reports it.
 //! - A signal whose handler lacks `SA_RESTART` can fail a call with `EINTR` in the microseconds before we receive the
 //!   call, even a call that is natively never interrupted. Before Linux 5.19 this is possible until the call is
 //!   completed.
@@ -45,6 +48,8 @@
 //!   first call about a file.
 //! - A remote file that is opened with `O_PATH` gets a readable descriptor instead: symbolic links and files without
 //!   read permission cannot be opened in this mode.
+//! - `/proc/sys/kernel/hostname` and `domainname` are read-only; the names are set with `sethostname` and
+//!   `setdomainname`. A UTS namespace of its own has the names of the session until one is set in it.
 //! - Remote paths cannot be watched; file handles, `chattr` attributes and `chroot` are refused for them.
 //! - Unix sockets that the program binds are created on this machine, regardless of their path; a [`Notice`] reports
 //!   remote paths.

@@ -11,7 +11,7 @@ use crate::sys::memory::{self, Plain};
 use crate::sys::seccomp;
 
 /// The longest path that the kernel accepts, including the terminating zero.
-const PATH_MAX: usize = 4096;
+pub(crate) const PATH_MAX: usize = 4096;
 const PAGE: u64 = 4096;
 
 /// A suspended call. Dropping it without a response fails the call with `EIO`, so that the caller never waits forever.
@@ -47,6 +47,11 @@ impl Notification {
     /// The thread that made the call.
     pub(crate) fn thread(&self) -> libc::pid_t {
         self.received.thread
+    }
+
+    /// The number of the call.
+    pub(crate) fn number(&self) -> libc::c_int {
+        self.received.number
     }
 
     pub(crate) fn argument(&self, index: usize) -> u64 {

@@ -3,12 +3,12 @@
 mod status;
 mod table;
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-pub(crate) use self::status::{PollInterval, group_of, has_signal, umask_of};
+pub(crate) use self::status::{PollInterval, group_of, has_capability, has_signal, umask_of};
 pub(crate) use self::table::{Processes, join_path};
 
 use crate::Errno;
@@ -16,6 +16,7 @@ use crate::host::{Intent, Notice, PathChoice};
 use crate::notification::Notification;
 use crate::supervisor::{Decision, Supervisor};
 use crate::sys::process;
+use crate::sys::trace::SeizedThread;
 use crate::syscalls::Call;
 
 pub(crate) fn decide(supervisor: &Supervisor, call: Call, notification: &Notification) -> Decision {
@@ -77,6 +78,13 @@ impl Program {
 /// Programs are always executed from the files of this machine, regardless of what the target has at their path.
 fn execute(supervisor: &Supervisor, thread: libc::pid_t, program: &Program) -> Decision {
     let skipped = supervisor.host.skips_program(&program.path);
+    if skipped
+        && supervisor.settings.files
+        && !supervisor.processes.has_other_root(thread)
+        && let Some(directory) = supervisor.processes.directory_of(thread)
+    {
+        return execute_skipped(supervisor, program, directory);
+    }
     let exists_here = |path: &Path| std::fs::symlink_metadata(path).is_ok();
     // A search through `PATH` tries many paths; those that do not exist change nothing.
     if !skipped || program.path.is_relative() || exists_here(&program.path) {
@@ -116,6 +124,70 @@ fn execute(supervisor: &Supervisor, thread: libc::pid_t, program: &Program) -> D
     }
 }
 
+/// The calls of a skipped program are local, so the kernel must have its working directory.
+fn execute_skipped(supervisor: &Supervisor, program: &Program, directory: PathBuf) -> Decision {
+    let local = match supervisor.host.choose_path(&directory, Intent::Stat) {
+        PathChoice::LocalAs(local) => local,
+        _ => directory.clone(),
+    };
+    let path = local.join(&program.path);
+    // A search through `PATH` tries many paths; those that cannot be executed change nothing.
+    if !is_executable(&path) {
+        return match program.path.is_relative() {
+            true => Decision::Complete(Err(Errno::ENOENT)),
+            false => Decision::Pass,
+        };
+    }
+    Decision::defer(move |supervisor, notification| {
+        let report = |errno| {
+            supervisor.host.notice(&Notice::NoLocalDirectory {
+                program: path,
+                directory,
+                errno,
+            });
+        };
+        enter_local_directory(supervisor, notification, &local, report);
+    })
+}
+
+/// Lets the caller of `execve` change to a directory of this machine and then repeat the call, which now finds no
+/// virtual directory. If that fails, the call fails with an error that ends a search through `PATH`.
+fn enter_local_directory(
+    supervisor: &Supervisor,
+    notification: Notification,
+    local: &Path,
+    report: impl FnOnce(Errno),
+) {
+    let (thread, number) = (notification.thread(), notification.number());
+    let local = CString::new(local.as_os_str().as_bytes()).unwrap_or_default();
+    let seized = match SeizedThread::new(thread) {
+        Ok(seized) => seized,
+        Err(errno) => {
+            // A caller that was killed cannot be traced either.
+            if notification.is_valid() {
+                report(errno);
+            }
+            return notification.fail(Errno::EREMOTE);
+        }
+    };
+    notification.restart();
+    let Ok(stopped) = seized.wait(number) else {
+        return;
+    };
+    // From now on its calls are local, including the one that changes the directory.
+    supervisor.processes.set_skipped(thread, true);
+    match stopped.change_directory(&local) {
+        Ok(()) => supervisor.processes.set_directory(thread, None),
+        // The caller was killed.
+        Err(Errno::ESRCH) => {}
+        Err(errno) => {
+            supervisor.processes.set_skipped(thread, false);
+            report(errno);
+            stopped.fail_call(Errno::EREMOTE);
+        }
+    }
+}
+
 /// Reports a program that exists on the target but not on this machine. The check is needed because a search through
 /// `PATH` tries to execute the program in every directory.
 fn report_remote_program(supervisor: &Supervisor, path: PathBuf, remote: &Path) {
@@ -123,6 +195,11 @@ fn report_remote_program(supervisor: &Supervisor, path: PathBuf, remote: &Path) 
     if found.is_ok_and(|metadata| metadata.mode & libc::S_IFMT == libc::S_IFREG) {
         supervisor.host.notice(&Notice::RemoteProgram { path });
     }
+}
+
+fn is_executable(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.mode() & 0o111 != 0)
 }
 
 /// Whether a program runs with the privileges of its owner or group.

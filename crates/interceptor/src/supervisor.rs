@@ -10,6 +10,7 @@ use crate::Errno;
 use crate::files::Files;
 use crate::filter::InterceptSettings;
 use crate::host::{Host, Notice};
+use crate::hostname::SystemNames;
 use crate::incoming::Incoming;
 use crate::notification::Notification;
 use crate::outgoing::Connections;
@@ -30,6 +31,7 @@ pub(crate) struct Supervisor {
     pub(crate) connections: Arc<Connections>,
     pub(crate) incoming: Arc<Incoming>,
     pub(crate) processes: Arc<Processes>,
+    pub(crate) names: Arc<SystemNames>,
     pub(crate) workers: Workers,
     /// Only set on kernels where signals interrupt intercepted calls (without `WAIT_KILLABLE_RECV`).
     pub(crate) restarts: Option<Arc<Restarts>>,
@@ -69,6 +71,7 @@ impl Supervisor {
             connections: Arc::default(),
             incoming: Arc::default(),
             processes: Arc::default(),
+            names: Arc::default(),
             workers: Workers::default(),
             restarts: None,
         }
@@ -148,7 +151,7 @@ impl Supervisor {
             Group::Files | Group::Root => crate::files::decide(self, call, notification),
             Group::Outgoing | Group::Sockets => crate::outgoing::decide(self, call, notification),
             Group::Incoming => crate::incoming::decide(self, call, notification),
-            Group::Hostname => Ok(hostname::decide(self)),
+            Group::Hostname => Ok(hostname::decide(self, call)),
         };
         decision.unwrap_or_else(|errno| self.unreadable(notification, errno))
     }

@@ -11,6 +11,7 @@ pub(crate) mod seccomp;
 pub(crate) mod shared_environment;
 pub(crate) mod socket;
 pub(crate) mod spawn;
+pub(crate) mod trace;
 mod watcher;
 
 use nix::errno::Errno;

@@ -96,6 +96,8 @@ pub(crate) enum Call {
     ReceiveMessages,
     // Host name.
     Uname,
+    SetHostname,
+    SetDomainName,
 }
 
 /// Calls that are intercepted for the same reason.
@@ -128,7 +130,7 @@ impl Call {
             | Self::ReceiveFrom
             | Self::ReceiveMessage
             | Self::ReceiveMessages => Group::Sockets,
-            Self::Uname => Group::Hostname,
+            Self::Uname | Self::SetHostname | Self::SetDomainName => Group::Hostname,
             _ => Group::Files,
         }
     }
@@ -252,6 +254,8 @@ const COMMON: &[(libc::c_long, Call)] = &[
     (libc::SYS_fchdir,            Call::Fchdir),
     (libc::SYS_getcwd,            Call::Getcwd),
     (libc::SYS_uname,             Call::Uname),
+    (libc::SYS_sethostname,       Call::SetHostname),
+    (libc::SYS_setdomainname,     Call::SetDomainName),
     (libc::SYS_renameat,          Call::RenameAt),
 ];
 

@@ -6,9 +6,10 @@ mod kind;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use config::SkipReason;
 use interceptor::{Errno, Notice};
 
 use crate::agent::AgentId;
@@ -72,6 +73,15 @@ pub enum Event {
     TargetRestarted,
     /// About a program of the session.
     Program(Notice),
+    /// A program outside of the session cannot be started in a directory of the target, because this machine has none with
+    /// the same path, or because it cannot be entered.
+    NoLocalDirectory {
+        program: PathBuf,
+        directory: PathBuf,
+        errno: Errno,
+        /// Why the program is outside of the session.
+        reason: SkipReason,
+    },
     /// About the target's traffic.
     Incoming(IncomingEvent),
     /// The maximum number of connections through the target, given here, is open.
@@ -195,6 +205,12 @@ impl fmt::Display for Event {
             ),
             Self::TargetRestarted => formatter.write_str("the target is back"),
             Self::Program(notice) => write_notice(formatter, notice),
+            Self::NoLocalDirectory {
+                program,
+                directory,
+                errno,
+                reason,
+            } => write_no_local_directory(formatter, (program, directory), *errno, *reason),
             Self::Incoming(event) => event.fmt(formatter),
             Self::TooManyConnections(max) => write!(
                 formatter,
@@ -286,6 +302,37 @@ fn write_notice(formatter: &mut fmt::Formatter<'_>, notice: &Notice) -> fmt::Res
     }
 }
 
+fn write_no_local_directory(
+    formatter: &mut fmt::Formatter<'_>,
+    (program, directory): (&Path, &Path),
+    errno: Errno,
+    reason: SkipReason,
+) -> fmt::Result {
+    let (setting, instead) = match reason {
+        SkipReason::BuildTool => ("skip_build_tools", "set `skip_build_tools` to `false`"),
+        SkipReason::Listed => ("skip_processes", "remove it from `skip_processes`"),
+    };
+    write!(
+        formatter,
+        "{} was not started: it runs outside of the session (`{setting}`), and its working directory {} is the target's; ",
+        program.display(),
+        directory.display()
+    )?;
+    match errno {
+        Errno::ENOENT | Errno::ENOTDIR => {
+            formatter.write_str("this machine has no such directory")
+        }
+        Errno::EPERM => formatter.write_str(
+            "the session cannot let it change to that of this machine, because it cannot be traced: a debugger may trace it already",
+        ),
+        errno => write!(formatter, "that of this machine cannot be entered ({errno})"),
+    }?;
+    write!(
+        formatter,
+        ". Change to a directory of this machine first, or {instead}"
+    )
+}
+
 /// The program name of a process, which a user recognizes.
 fn program_name(process: i32) -> String {
     match fs::read_to_string(format!("/proc/{process}/comm")) {
@@ -297,6 +344,47 @@ fn program_name(process: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_cannot_run_in_its_directory_names_the_setting() {
+        const TOOL: &str = "/usr/bin/make was not started: it runs outside of the session (`skip_build_tools`), and its \
+                            working directory /srv/a is the target's; ";
+        const LISTED: &str = "/usr/bin/make was not started: it runs outside of the session (`skip_processes`), and its \
+                              working directory /srv/a is the target's; ";
+        const INSTEAD: &str =
+            ". Change to a directory of this machine first, or set `skip_build_tools` to `false`";
+        const REMOVE: &str =
+            ". Change to a directory of this machine first, or remove it from `skip_processes`";
+        let missing = "this machine has no such directory";
+        let closed = "that of this machine cannot be entered (EACCES: Permission denied)";
+        let traced = "the session cannot let it change to that of this machine, because it cannot be traced: a debugger may trace it already";
+        for (errno, reason, expected) in [
+            (
+                Errno::ENOENT,
+                SkipReason::BuildTool,
+                [TOOL, missing, INSTEAD],
+            ),
+            (
+                Errno::ENOTDIR,
+                SkipReason::Listed,
+                [LISTED, missing, REMOVE],
+            ),
+            (
+                Errno::EACCES,
+                SkipReason::BuildTool,
+                [TOOL, closed, INSTEAD],
+            ),
+            (Errno::EPERM, SkipReason::BuildTool, [TOOL, traced, INSTEAD]),
+        ] {
+            let event = Event::NoLocalDirectory {
+                program: "/usr/bin/make".into(),
+                directory: "/srv/a".into(),
+                errno,
+                reason,
+            };
+            assert_eq!(event.to_string(), expected.concat());
+        }
+    }
 
     #[test]
     fn coverage_lists_the_pods_of_each_cluster() {

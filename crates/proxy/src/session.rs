@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use config::{
     Choice, DnsRules, EnvFile, EnvRules, FileMode, FileRules, OutgoingRules, Protocol, Settings,
-    Side, SkipRules, Surroundings,
+    Side, SkipReason, SkipRules, Surroundings,
 };
 use interceptor::{
     Destination, DestinationChoice, Errno, Host, Intent, ListenerChoice, Notice, PathChoice,
@@ -439,7 +439,23 @@ impl Host for Session {
     }
 
     fn notice(&self, notice: &Notice) {
-        (self.events)(&Event::Program(notice.clone()));
+        let event = match notice {
+            Notice::NoLocalDirectory {
+                program,
+                directory,
+                errno,
+            } => {
+                let reason = self.rules.skip.choose(program.as_os_str().as_bytes());
+                Event::NoLocalDirectory {
+                    program: program.clone(),
+                    directory: directory.clone(),
+                    errno: *errno,
+                    reason: reason.unwrap_or(SkipReason::BuildTool),
+                }
+            }
+            notice => Event::Program(notice.clone()),
+        };
+        (self.events)(&event);
     }
 }
 

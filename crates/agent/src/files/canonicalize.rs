@@ -23,7 +23,7 @@ pub(crate) fn resolve_path(tree: Tree<'_>, path: &[u8]) -> Result<ResolvePathRes
 
 /// The path without symbolic links.
 pub(super) fn canonicalize(tree: Tree<'_>, path: &[u8]) -> Result<Vec<u8>, Errno> {
-    walk(path, |path| match tree.find_path(path, false) {
+    walk(path, |path| match tree.find_entry(path) {
         Ok(found) => match readlinkat(&found, c"", Vec::new()) {
             Ok(content) => Ok(Some(content.into_bytes())),
             // The errors for a descriptor that is not a symbolic link.

@@ -15,7 +15,11 @@ use super::handles::OpenFile;
 use crate::agent::Agent;
 use crate::grant::{FileAccess, FileRules, Rules};
 
-const MAX_PATH: usize = 4096;
+/// The kernel accepts shorter paths than this in one call.
+const PATH_MAX: usize = 4096;
+/// The limit of a whole path, which is the directory of the application and the path that it uses there. A process can have
+/// a working directory that is deeper than [`PATH_MAX`].
+const MAX_PATH: usize = 64 * 1024;
 /// How often `EAGAIN` is retried: the kernel returns it if directories are renamed while it resolves "..".
 const MAX_ATTEMPTS: usize = 64;
 
@@ -68,15 +72,17 @@ impl<'target> Tree<'target> {
         };
         // The rules apply to the path without symbolic links, and this path is opened without following links: so a link
         // that is created in between is not followed.
-        let is_exclusive = flags.contains(OFlags::CREATE | OFlags::EXCL);
-        let follows = !flags.contains(OFlags::NOFOLLOW) && !is_exclusive;
-        let real = self.real_path(path, follows)?;
+        let real = self.real_path(path, follows(flags))?;
         rules.allow(&real, file_access(flags))?;
-        let without_links = Self {
+        self.without_links().open_unchecked(&real, flags, mode)
+    }
+
+    /// The same tree, in which symbolic links are not followed.
+    fn without_links(self) -> Self {
+        Self {
             resolve: self.resolve | ResolveFlags::NO_SYMLINKS,
             ..self
-        };
-        without_links.open_unchecked(&real, flags, mode)
+        }
     }
 
     /// A path without symbolic links. Its last component need not exist.
@@ -103,16 +109,56 @@ impl<'target> Tree<'target> {
             real.push(b'/');
         }
         real.extend_from_slice(name);
+        if follows && without_rules.find_entry(&real).is_ok() {
+            // It exists, and leads to nothing.
+            return Err(Errno::NOENT);
+        }
         Ok(real)
     }
 
     fn open_unchecked(self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        if path.len() < PATH_MAX {
+            return self.open_below(self.root, path, flags, mode);
+        }
+        if self.resolve.contains(ResolveFlags::NO_SYMLINKS) {
+            return self.open_in_parts(path, flags, mode);
+        }
+        // The target's root is only the root of the first part, so the links are resolved before.
+        let real = self.real_path(path, follows(flags))?;
+        self.without_links().open_in_parts(&real, flags, mode)
+    }
+
+    /// Opens a path of any length that has no symbolic links and no "..".
+    fn open_in_parts(self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        let mut parent: Option<OwnedFd> = None;
+        let mut rest = path;
+        while rest.len() >= PATH_MAX {
+            let slash = rest[..PATH_MAX].iter().rposition(|byte| *byte == b'/');
+            // A component this long does not exist.
+            let slash = slash.filter(|slash| *slash > 0).ok_or(Errno::NAMETOOLONG)?;
+            let directory = OFlags::PATH | OFlags::DIRECTORY;
+            let from = parent.as_ref().unwrap_or(self.root);
+            parent = Some(self.open_below(from, &rest[..slash], directory, Mode::empty())?);
+            rest = &rest[slash..];
+        }
+        let from = parent.as_ref().unwrap_or(self.root);
+        self.open_below(from, rest, flags, mode)
+    }
+
+    /// Opens a path with `directory` as its root.
+    fn open_below(
+        self,
+        directory: &OwnedFd,
+        path: &[u8],
+        flags: OFlags,
+        mode: Mode,
+    ) -> Result<OwnedFd, Errno> {
         let attempts = match self.resolve.contains(ResolveFlags::CACHED) {
             true => 1,
             false => MAX_ATTEMPTS,
         };
         for _ in 0..attempts {
-            let opened = openat2(self.root, path, flags | OFlags::CLOEXEC, mode, self.resolve);
+            let opened = openat2(directory, path, flags | OFlags::CLOEXEC, mode, self.resolve);
             match opened {
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 opened => return opened,
@@ -179,6 +225,16 @@ impl<'target> Tree<'target> {
         self.open(path, flags, Mode::empty())
     }
 
+    /// Like [`find_path`](Self::find_path) without following a link, for a path whose directory has no symbolic links.
+    pub(super) fn find_entry(self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        if path.len() < PATH_MAX {
+            return self.find_path(path, false);
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
+        self.without_links()
+            .open_in_parts(path, flags, Mode::empty())
+    }
+
     /// The parent directory of a path and its last component, for an operation that changes the directory entry. Trailing
     /// slashes stay in the component, because their meaning depends on the operation.
     pub(crate) fn parent(self, path: &[u8]) -> Result<(OwnedFd, &[u8]), Errno> {
@@ -207,6 +263,11 @@ impl AsFd for ResolvedFile<'_> {
             Self::Open(file) => file.as_fd(),
         }
     }
+}
+
+/// Whether opening with these flags follows a symbolic link at the end of the path.
+fn follows(flags: OFlags) -> bool {
+    !flags.contains(OFlags::NOFOLLOW) && !flags.contains(OFlags::CREATE | OFlags::EXCL)
 }
 
 /// The access that opening with these flags needs.
@@ -274,7 +335,7 @@ mod tests {
         check_path(b"", Err(Errno::NOENT));
         check_path(b"relative", Err(Errno::INVAL));
         check_path(b"/zero\0", Err(Errno::INVAL));
-        check_path(&[b'/'; 4096], Err(Errno::NAMETOOLONG));
-        check_path(&[b'/'; 4095], Ok(()));
+        check_path(&[b'/'; MAX_PATH], Err(Errno::NAMETOOLONG));
+        check_path(&[b'/'; MAX_PATH - 1], Ok(()));
     }
 }

@@ -14,9 +14,9 @@ use protocol::rpc::{
     AccessMode, AccessRequest, AllocateRequest, CloseRequest, Entry, FileRef, GetAttributeRequest,
     LinkRequest, ListAttributesRequest, ListRequest, MakeDirectoryRequest, MakeNodeRequest,
     Metadata, NewTime, OpenRequest, ReadLinkRequest, RemoveAttributeRequest,
-    RemoveDirectoryRequest, RenameRequest, SeekRequest, SetAttributeRequest, SetModeRequest,
-    SetOwnerRequest, SetTimesRequest, StatFilesystemRequest, StatRequest, SymbolicLinkRequest,
-    SyncRequest, Time, TruncateRequest, UnlinkRequest,
+    RemoveDirectoryRequest, RenameRequest, ResolvePathRequest, SeekRequest, SetAttributeRequest,
+    SetModeRequest, SetOwnerRequest, SetTimesRequest, StatFilesystemRequest, StatRequest,
+    SymbolicLinkRequest, SyncRequest, Time, TruncateRequest, UnlinkRequest,
 };
 use tonic::Status;
 

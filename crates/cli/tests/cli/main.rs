@@ -9,6 +9,7 @@
 //! - `user_errors`: common mistakes on the command line
 //! - `agent_loss`: sessions that lose their agent or their target
 //! - `containers`: podman containers as targets
+//! - `build_tools`: programs outside of the session, in a directory of the target
 //! - `monitor`: sessions that are monitored, recorded and ended by another process
 //! - `magic`: the `magic` settings, with the tools that they are for
 //! - `unprivileged`: a user without any rights
@@ -20,6 +21,7 @@
 )]
 
 mod agent_loss;
+mod build_tools;
 mod containers;
 mod environment;
 mod exit;

@@ -9,8 +9,9 @@ use super::request::{Operation, PathArgument, Request, TimeFormat};
 use super::resolve::ResolvedPath;
 use super::write_structure;
 use crate::host::{CallResult, Disposition, Intent, Notice, OpenOptions, PathChoice, RemoteFiles};
+use crate::hostname::{self, SystemName};
 use crate::metadata::{SetTime, Times, Timestamp};
-use crate::notification::Notification;
+use crate::notification::{Notification, PATH_MAX};
 use crate::process::{copy_descriptor_of, umask_of};
 use crate::supervisor::Supervisor;
 use crate::{Errno, Metadata};
@@ -39,6 +40,9 @@ pub(super) fn perform(
     }
     let result = match paths {
         [ResolvedPath::Link(content)] => write_proc_link(&notification, request, content),
+        [ResolvedPath::SystemName(name)] => {
+            open_system_name(supervisor, &notification, request, *name)
+        }
         [ResolvedPath::Machine { .. }, ..] if request.operation == Operation::Watch => {
             Err(Disposition::Local)
         }
@@ -209,6 +213,10 @@ fn write_proc_link(
     content: &Path,
 ) -> CallResult<OperationResult> {
     match request.operation {
+        // The kernel has no text for a link to a file this deep.
+        Operation::ReadLink { .. } if content.as_os_str().len() >= PATH_MAX => {
+            Err(Errno::ENAMETOOLONG.into())
+        }
         Operation::ReadLink { buffer, size } => Ok(OperationResult::Value(write_link(
             notification,
             buffer,
@@ -217,6 +225,34 @@ fn write_proc_link(
         )?)),
         _ => Err(Disposition::Local),
     }
+}
+
+/// Opens the file of the host name or domain name. For everything else it is a file of this machine.
+fn open_system_name(
+    supervisor: &Supervisor,
+    notification: &Notification,
+    request: &Request,
+    name: SystemName,
+) -> CallResult<OperationResult> {
+    let Operation::Open { flags, .. } = request.operation else {
+        return Err(Disposition::Local);
+    };
+    let exclusive = libc::O_CREAT | libc::O_EXCL;
+    // The kernel reports the error, or opens a descriptor that cannot be read.
+    if flags & (libc::O_PATH | libc::O_DIRECTORY) != 0
+        || flags & exclusive == exclusive
+        || request.path.wants_directory()
+    {
+        return Err(Disposition::Local);
+    }
+    let Some(opened) = hostname::open_file(supervisor, notification.thread(), name) else {
+        return Err(Disposition::Local);
+    };
+    // Writing would change the name of this machine. In most containers, these files are read-only as well.
+    if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
+        return Err(Errno::EROFS.into());
+    }
+    Ok(OperationResult::Descriptor(opened?))
 }
 
 /// `chdir`. The kernel can only change to directories of this machine; we track all others.

@@ -15,6 +15,7 @@ use super::path::{ProcessLink, components_of, may_be_process_link, normalized, p
 use super::request::{Operation, PathArgument, Request};
 use crate::Errno;
 use crate::host::{Disposition, Intent, PathChoice};
+use crate::hostname::SystemName;
 use crate::notification::{Notification, errno_of};
 use crate::process::{group_of, join_path};
 use crate::supervisor::Supervisor;
@@ -43,6 +44,8 @@ pub(super) enum ResolvedPath {
     Open(libc::pid_t, RawFd),
     /// A link of `/proc` to a descriptor or working directory, whose content only we know.
     Link(PathBuf),
+    /// The file of `/proc` with the host name or domain name.
+    SystemName(SystemName),
     Refused(Errno),
 }
 
@@ -214,6 +217,11 @@ impl Resolver<'_> {
     }
 
     fn locate(&self, app_path: &Path, detached: bool, choice: Option<PathChoice>) -> ResolvedPath {
+        if self.supervisor.settings.hostname
+            && let Some(name) = SystemName::of_file(app_path)
+        {
+            return ResolvedPath::SystemName(name);
+        }
         let host = &self.supervisor.host;
         let choice = choice.unwrap_or_else(|| host.choose_path(app_path, self.intent));
         self.decisions

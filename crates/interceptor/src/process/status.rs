@@ -32,6 +32,16 @@ pub(super) fn has_no_new_privileges(thread: libc::pid_t) -> bool {
         .is_ok_and(|status| field(&status, "NoNewPrivs:") == Some("1"))
 }
 
+/// Whether the thread has a capability, by its number, in its own user namespace.
+pub(crate) fn has_capability(thread: libc::pid_t, capability: u32) -> bool {
+    let status = read(&format!("/proc/{thread}/status"));
+    status.is_ok_and(|status| {
+        let effective = field(&status, "CapEff:");
+        let effective = effective.and_then(|text| u64::from_str_radix(text, 16).ok());
+        effective.unwrap_or(0) >> capability & 1 == 1
+    })
+}
+
 /// How often a suspended call is polled for the end of its caller and for signals. The interval grows with the time
 /// that the call has been suspended, so that a thousand waiting calls cost little.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ const CLEANUP_THRESHOLD: usize = 256;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct State {
     skipped: bool,
-    /// `None` means the directory that the kernel has.
+    /// Always `None` for a skipped process. `None` means the directory that the kernel has.
     directory: Option<PathBuf>,
 }
 

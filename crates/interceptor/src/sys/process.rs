@@ -47,6 +47,23 @@ pub(crate) fn send_signal(process: BorrowedFd<'_>, signal: libc::c_int) -> Resul
     .map(drop)
 }
 
+/// The user namespace that owns a namespace. `EPERM` if it is above our own.
+pub(crate) fn owner_of_namespace(namespace: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    const NS_GET_USERNS: libc::c_ulong = 0xb701;
+    related_namespace(namespace, NS_GET_USERNS)
+}
+
+/// The parent of a user namespace. `EPERM` if it has none, or if it is above our own.
+pub(crate) fn parent_of_namespace(namespace: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    const NS_GET_PARENT: libc::c_ulong = 0xb702;
+    related_namespace(namespace, NS_GET_PARENT)
+}
+
+fn related_namespace(namespace: BorrowedFd<'_>, relation: libc::c_ulong) -> Result<OwnedFd, Errno> {
+    // SAFETY: plain numbers.
+    owned(unsafe { libc::syscall(libc::SYS_ioctl, namespace.as_raw_fd(), relation, 0) })
+}
+
 /// Whether `thread` is one of the threads of `process`.
 pub(crate) fn is_thread_of(process: libc::pid_t, thread: libc::pid_t) -> bool {
     // SAFETY: plain numbers. Signal zero is never delivered; it only checks for existence.

@@ -52,7 +52,7 @@ pub(crate) fn supervisor_command(binary: &Path, script: &str) -> Command {
 }
 
 /// Runs [`helper_process_supervisor`] below another program with these arguments.
-fn supervise_below(program: &Path, arguments: &[&str], script: &str) -> String {
+pub(crate) fn supervise_below(program: &Path, arguments: &[&str], script: &str) -> String {
     let output = Command::new(program)
         .args(arguments)
         .arg(std::env::current_exe().unwrap())
@@ -219,6 +219,7 @@ fn most_tests_pass_for_unprivileged_user() {
     }
     let modules = [
         "files::",
+        "hostname::",
         "processes::",
         "outgoing::",
         "incoming::",

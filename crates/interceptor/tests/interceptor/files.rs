@@ -37,6 +37,31 @@ fn static_program_matches_local_directory() {
     check_matches_native(&programs::c_with("files", "gcc", &["-static"]), REMOTE);
 }
 
+/// Working directories deeper than `PATH_MAX`. The directory exists here as well, because the C library finds such a path
+/// by listing the parents of the directory.
+#[test]
+fn deep_directories_match_local_directory() {
+    let program = programs::c("deep");
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().canonicalize().unwrap();
+    let command = format!("{} {}", program.display(), folder.display());
+    let bare = run_bare(&command).output();
+    for expected in [
+        "\n4095 bytes: 4096 right\n",
+        "\n4095 bytes, small buffer: Numerical result out of range\n",
+        "\n4096 bytes: File name too long\n",
+        "\ndeep, small buffer: File name too long\n",
+    ] {
+        assert!(bare.contains(expected), "{bare}");
+    }
+    let local = run(&Target::new(), &command).output();
+    assert_eq!(local, bare);
+    let target = Target::new();
+    target.has_also(&folder);
+    let remote = run(&target, &command).output();
+    assert_eq!(remote, bare);
+}
+
 #[test]
 fn mapped_local_files_match_local_directory() {
     check_matches_native(&programs::c("files"), RENAMED);

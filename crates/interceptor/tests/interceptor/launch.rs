@@ -269,11 +269,3 @@ fn foreign_architecture_is_local_and_reported() {
         [Notice::ForeignArchitecture { process }]
     );
 }
-
-#[test]
-fn hostname_is_that_of_target() {
-    assert_eq!(
-        run(&Target::new(), "hostname; uname -n").output(),
-        "checkout-7d9f\ncheckout-7d9f\n"
-    );
-}

@@ -23,6 +23,9 @@ mod environments;
 /// Remote files: single calls, and real programs.
 mod files;
 
+/// The host name and the domain name.
+mod hostname;
+
 /// Connections and datagrams to addresses that only the target reaches.
 mod outgoing;
 

@@ -40,6 +40,8 @@ pub(crate) struct Target {
     /// Decisions that took effect.
     pub(crate) decisions: Mutex<Vec<(PathBuf, PathChoice)>>,
     pub(crate) root: tempfile::TempDir,
+    /// A directory of this machine that is also on the target, with other files.
+    both: Mutex<Option<PathBuf>>,
     files: Directory,
     pub(crate) notices: Mutex<Vec<Notice>>,
     /// How many connections were established.
@@ -67,6 +69,7 @@ impl Target {
             gate_opened: Condvar::new(),
             files: Directory::open(root.path()).unwrap(),
             root,
+            both: Mutex::default(),
             notices: Mutex::default(),
             choices: Mutex::default(),
             decisions: Mutex::default(),
@@ -75,6 +78,11 @@ impl Target {
 }
 
 impl Target {
+    /// Makes the target have a directory of this machine as well. Its files there are those of [`REMOTE`].
+    pub(crate) fn has_also(&self, directory: &Path) {
+        *self.both.lock().unwrap() = Some(directory.to_path_buf());
+    }
+
     /// The local path of a remote file.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root.path().join("remote-files").join(name)
@@ -233,6 +241,12 @@ impl Host for Target {
         }
         if path.starts_with(REMOTE) {
             return PathChoice::Remote(path.to_path_buf());
+        }
+        let both = self.both.lock().unwrap();
+        if let Some(both) = &*both
+            && let Ok(rest) = path.strip_prefix(both)
+        {
+            return PathChoice::Remote(Path::new(REMOTE).join(rest));
         }
         if let Ok(rest) = path.strip_prefix("/mapped") {
             return PathChoice::Remote(Path::new(REMOTE).join(rest));

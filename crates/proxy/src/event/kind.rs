@@ -21,6 +21,7 @@ pub enum EventKind {
     SpecialFile,
     OtherContent,
     FileNotWritten,
+    NoLocalDirectory,
     TooManyConnections,
     /// The program receives the traffic of a port on which none is expected.
     UnexpectedPort,
@@ -38,6 +39,7 @@ impl Event {
         match self {
             Self::Program(notice) => Some(EventKind::of_notice(notice)),
             Self::File(_, problem) => Some(EventKind::of_problem(*problem)),
+            Self::NoLocalDirectory { .. } => Some(EventKind::NoLocalDirectory),
             Self::TooManyConnections(_) => Some(EventKind::TooManyConnections),
             Self::Incoming(event) if !event.is_expected => EventKind::of_incoming(event),
             _ => None,
@@ -146,6 +148,10 @@ impl EventKind {
             Self::FileNotWritten => (
                 "files",
                 "were not written: what the program wrote did not reach the target",
+            ),
+            Self::NoLocalDirectory => (
+                "programs",
+                "were not started: their working directories are on the target only",
             ),
             Self::TooManyConnections => (
                 "messages",

@@ -14,6 +14,16 @@ use crate::environment::{Environment, REMOTE};
 
 /// Runs a Python program in the session, and returns its output. `None` if Python is not installed.
 fn run_program(env: &Environment, program: &str, backend: &str) -> Option<String> {
+    run_program_in(env, program, Path::new(REMOTE), backend)
+}
+
+/// Like [`run_program`], with another folder of the target as the first argument.
+fn run_program_in(
+    env: &Environment,
+    program: &str,
+    folder: &Path,
+    backend: &str,
+) -> Option<String> {
     if Command::new("python3").arg("--version").output().is_err() {
         println!("skipped: python3 is not on this machine");
         return None;
@@ -24,8 +34,9 @@ fn run_program(env: &Environment, program: &str, backend: &str) -> Option<String
         .join("tests/programs")
         .join(program);
     let shell = format!(
-        "exec python3 -B {} {REMOTE} {backend} >/proc/{}/fd/{} 2>&1",
+        "exec python3 -B {} {} {backend} >/proc/{}/fd/{} 2>&1",
         program.display(),
+        folder.display(),
         std::process::id(),
         output_file.as_raw_fd()
     );
@@ -65,6 +76,29 @@ fn a_program_uses_files_with_fuse() {
 #[test]
 fn a_program_uses_files_with_memory() {
     use_files(FileBackend::Memory, "memory");
+}
+
+/// Working directories deeper than the kernel's limit for a path.
+fn use_deep_directories(backend: FileBackend, name: &str) {
+    let env = Environment::new(backend);
+    let folder = env.folder.path().canonicalize().unwrap();
+    // Its parent lists it, unlike that of a mapped folder.
+    let output = run_program_in(&env, "deep.py", &folder, name);
+    assert_eq!(output.as_deref(), Some("done\n"));
+    let left = std::fs::read_dir(&folder).unwrap().count();
+    assert_eq!(left, 1, "the file that the program leaves");
+    assert_eq!(env.read("left"), "from the deep");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_program_uses_deep_directories_with_fuse() {
+    use_deep_directories(FileBackend::Fuse, "fuse");
+}
+
+#[test]
+fn a_program_uses_deep_directories_with_memory() {
+    use_deep_directories(FileBackend::Memory, "memory");
 }
 
 fn use_files_concurrently(backend: FileBackend) {

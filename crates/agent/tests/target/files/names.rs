@@ -237,3 +237,69 @@ async fn entries_are_created_renamed_and_removed() {
         1
     );
 }
+
+/// A program reaches such files with relative paths, from a working directory that is as deep.
+#[tokio::test]
+#[ignore = "needs root"]
+async fn paths_may_be_longer_than_the_kernel_accepts_in_one_call() {
+    let (_target, client) = target_and_client().await;
+    let mut deep = String::from("/srv/data");
+    while deep.len() < 9000 {
+        deep.push('/');
+        deep.push_str(&"d".repeat(200));
+        let request = MakeDirectoryRequest {
+            path: deep.clone().into(),
+            mode: 0o755,
+        };
+        client.files().make_directory(request).await.unwrap();
+    }
+    let path = |name: &str| format!("{deep}/{name}");
+    client.open(create(&path("file"))).await.unwrap();
+    for (name, content) in [
+        ("absolute", "/etc/greeting"),
+        ("relative", "../../upward"),
+        ("../../upward", "/srv/absolute"),
+        ("dangling", "nowhere"),
+    ] {
+        let request = SymbolicLinkRequest {
+            path: path(name).into(),
+            target: content.into(),
+        };
+        client.files().symbolic_link(request).await.unwrap();
+    }
+    let check = async |name: &str, expected: Result<u64, i32>| {
+        let found = stat(&client, FileRef::path(path(name))).await;
+        match expected {
+            Ok(size) => assert_eq!(found.unwrap().size, size, "{name}"),
+            Err(number) => assert_eq!(errno(found), number, "{name}"),
+        }
+    };
+    check("file", Ok(0)).await;
+    check("absolute", Ok(19)).await;
+    check("relative", Ok(19)).await;
+    check("dangling", Err(libc::ENOENT)).await;
+    check("missing", Err(libc::ENOENT)).await;
+    check("file/below", Err(libc::ENOTDIR)).await;
+    check(&"x".repeat(256), Err(libc::ENAMETOOLONG)).await;
+    check(&"x/".repeat(32 * 1024), Err(libc::ENAMETOOLONG)).await;
+    let link = stat(&client, FileRef::path_no_follow(path("absolute")))
+        .await
+        .unwrap();
+    assert_eq!(link.mode & 0o170_000, 0o120_000);
+    let resolve = async |path: String| {
+        let request = ResolvePathRequest { path: path.into() };
+        client.files().resolve_path(request).await
+    };
+    let resolved = resolve(path("relative")).await.unwrap().into_inner();
+    assert_eq!(resolved.path, "/etc/greeting");
+    let resolved = resolve(path("file")).await.unwrap().into_inner();
+    assert_eq!(resolved.path, path("file"));
+    let request = RenameRequest {
+        from: path("file").into(),
+        to: path("renamed").into(),
+        ..RenameRequest::default()
+    };
+    client.files().rename(request).await.unwrap();
+    let entries = list(&client, FileRef::path(deep.clone())).await.unwrap();
+    assert_eq!(entries.len(), 4);
+}
