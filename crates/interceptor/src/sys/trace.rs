@@ -43,8 +43,13 @@ impl SeizedThread {
     /// such as a debugger.
     pub(crate) fn new(thread: libc::pid_t) -> Result<Self, Errno> {
         trace(PTRACE_SEIZE, thread, 0, PTRACE_O_TRACESYSGOOD)?;
-        trace(PTRACE_INTERRUPT, thread, 0, 0)?;
-        Ok(Self(thread))
+        match trace(PTRACE_INTERRUPT, thread, 0, 0) {
+            Ok(()) => Ok(Self(thread)),
+            Err(errno) => {
+                release(thread);
+                Err(errno)
+            }
+        }
     }
 
     /// Waits for the thread, whose call `number` must have been completed with `ERESTARTSYS`. Fails if the thread has
@@ -54,13 +59,14 @@ impl SeizedThread {
         loop {
             match wait_for_stop(thread)? {
                 Stop::Event => break,
-                Stop::Call => resume(thread, 0)?,
-                Stop::Signal(signal) => resume(thread, signal)?,
+                // If this fails, it was killed, which is the next event.
+                Stop::Call => drop(resume(thread, 0)),
+                Stop::Signal(signal) => drop(resume(thread, signal)),
             }
         }
         let stopped = StoppedThread::new(thread, number);
         if stopped.is_err() {
-            let _ = trace(PTRACE_DETACH, thread, 0, 0);
+            release(thread);
         }
         stopped
     }
@@ -169,8 +175,13 @@ impl Drop for StoppedThread {
         // An error means that the thread has ended.
         let _ = write_registers(self.thread, self.at_end);
         let _ = set_signal_mask(self.thread, self.signal_mask);
-        let _ = trace(PTRACE_DETACH, self.thread, 0, 0);
+        release(self.thread);
     }
+}
+
+/// Stops to trace. A thread that was killed meanwhile must be waited for: its parent does not get its exit status before.
+fn release(thread: libc::pid_t) {
+    while trace(PTRACE_DETACH, thread, 0, 0).is_err() && wait_for_stop(thread).is_ok() {}
 }
 
 fn number(flags: libc::c_int) -> u64 {

@@ -60,7 +60,9 @@ impl Pattern {
             Ok(false) => PatternMatch::NoMatch,
             Err(error) => {
                 if !self.was_reported.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(pattern = %self.text, %error, "filter pattern exceeded backtracking limit");
+                    // A pattern may contain a credential, so the log has only its length.
+                    let length = self.text.len();
+                    tracing::warn!(length, %error, "filter pattern exceeded backtracking limit");
                 }
                 PatternMatch::LimitExceeded
             }
