@@ -106,7 +106,7 @@ impl StoppedThread {
     }
 
     /// `chdir`. The path is written to memory that is mapped for this purpose: the stack may be too small, and a process
-    /// that is about to execute a program often shares its memory with its parent.
+    /// that is about to execute a program often shares its memory with its parent. `ESRCH` if the thread was killed.
     pub(crate) fn change_directory(&self, path: &CStr) -> Result<(), Errno> {
         let path = path.to_bytes_with_nul();
         if path.len() as u64 > BUFFER {
@@ -123,7 +123,8 @@ impl StoppedThread {
             Ok(()) => self.call(libc::SYS_chdir, [buffer, 0, 0, 0, 0, 0]),
             Err(_) => Err(Errno::EFAULT),
         };
-        let _ = self.call(libc::SYS_munmap, [buffer, BUFFER, 0, 0, 0, 0]);
+        // `ESRCH` if the thread was killed, which also makes the others fail.
+        self.call(libc::SYS_munmap, [buffer, BUFFER, 0, 0, 0, 0])?;
         result.map(drop)
     }
 
