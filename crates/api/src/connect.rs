@@ -21,7 +21,7 @@ pub const CLIENT_HOSTNAME_HEADER: &str = "x-client-hostname";
 pub const CLIENT_VERSION_HEADER: &str = "x-mirrord-cli-version";
 
 /// The reason with which the operator closes a connection that must not be reopened, because the session was ended.
-pub const SESSION_ENDED: &str = "the session is over";
+pub const SESSION_ENDED: &str = "the session has ended";
 
 /// The options of a session, beside its target. Unknown parameters are ignored, not refused: a newer client may send
 /// some that only a newer operator understands.

@@ -31,7 +31,7 @@ pub enum Error {
     #[error("cannot create a client for the API server from the kubeconfig")]
     Client(#[source] Box<kube::Error>),
 
-    #[error("the API server {server} does not answer; `kubectl version` tries the same")]
+    #[error("the API server {server} does not respond; `kubectl version` tries the same")]
     Unreachable {
         server: String,
         #[source]
@@ -74,7 +74,7 @@ pub enum Error {
     AgentFailed { pod: String, why: String },
 
     #[error(
-        "the agent in pod {pod} did not answer within {} s ({why}); `agent.startup_timeout` allows more",
+        "the agent in pod {pod} did not respond within {} s ({why}); `agent.startup_timeout` allows more",
         .waited.as_secs()
     )]
     Timeout {
@@ -105,7 +105,7 @@ pub enum Error {
     NoOperator,
 
     #[error(
-        "the cluster has an operator that does not answer ({why}). Inform its administrator: `kubectl get apiservice \
+        "the cluster has an operator that does not respond ({why}). Inform its administrator: `kubectl get apiservice \
          v1.operator.metalbear.co` shows more. Without it, a session uses your own rights: `operator: false`, --no-operator"
     )]
     OperatorDown { why: String },
@@ -122,10 +122,10 @@ pub enum Error {
     )]
     IncompatibleOperator,
 
-    #[error("the session is over: {0}")]
+    #[error("the session has ended: {0}")]
     SessionOver(String),
 
-    #[error("the session is over ({0}), and begins anew")]
+    #[error("the session has ended ({0}) and is restarted")]
     SessionExpired(String),
 
     #[error("the connection to the agent cannot be set up")]

@@ -45,7 +45,7 @@ impl Client {
         };
         run(client.kubectl().args(["version", "--request-timeout=10s"])).map_err(|error| {
             Error::Refused(format!(
-                "the cluster of context `{context}` does not answer; `kubectl config get-contexts` lists the \
+                "the cluster of context `{context}` does not respond; `kubectl config get-contexts` lists the \
                  contexts of this kubeconfig\n{error}"
             ))
         })?;

@@ -124,7 +124,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cluster: Option<String>,
     },
-    /// Requests that matched, and that the program did not answer.
+    /// Requests that matched, and to which the program did not respond.
     RequestsPassedOn {
         port: u16,
         count: u64,

@@ -136,14 +136,14 @@ impl fmt::Display for Event {
         match self {
             Self::ConnectionLost(reason) => write!(
                 formatter,
-                "the connection to the agent is lost and is being made again; what needs the target waits ({reason})"
+                "connection to the agent lost, reconnecting; operations that need the target wait ({reason})"
             ),
             Self::ConnectionRestored => {
-                formatter.write_str("the connection to the agent is back; nothing was lost")
+                formatter.write_str("reconnected to the agent; nothing was lost")
             }
             Self::AgentLost { agent, reason } => write!(
                 formatter,
-                "{agent} is gone ({reason}): what it was doing fails; looking for another one"
+                "{agent} is lost ({reason}): its pending operations fail; connecting to another agent"
             ),
             Self::SessionRestored(agent) => {
                 formatter.write_str("the session continues with another agent")?;
@@ -174,7 +174,7 @@ impl fmt::Display for Event {
                 reason,
             } => write!(
                 formatter,
-                "cluster {cluster} cannot be reached ({reason}): what needs the target waits"
+                "cluster {cluster} cannot be reached ({reason}): operations that need the target wait"
             ),
             Self::ClusterUnreachable {
                 cluster, reason, ..
@@ -182,10 +182,10 @@ impl fmt::Display for Event {
                 formatter,
                 "cluster {cluster} cannot be reached ({reason}): its traffic does not arrive, and the session continues without it"
             ),
-            Self::ClusterRestored(cluster) => write!(formatter, "cluster {cluster} is there again"),
+            Self::ClusterRestored(cluster) => write!(formatter, "cluster {cluster} is reachable again"),
             Self::NoTargetPods(seconds) => write!(
                 formatter,
-                "the target has no pod now: what needs it waits, for up to {seconds} s"
+                "the target has no pod now: operations that need it wait, for up to {seconds} s"
             ),
             Self::RulesChanged(agent) => write!(
                 formatter,
@@ -194,7 +194,7 @@ impl fmt::Display for Event {
             ),
             Self::SessionEnded(reason) => write!(
                 formatter,
-                "the session is over ({reason}): the program keeps running, and operations that need the target fail"
+                "the session has ended ({reason}): the program keeps running, and operations that need the target fail"
             ),
             Self::SessionLost(reason) => write!(
                 formatter,
@@ -203,7 +203,7 @@ impl fmt::Display for Event {
             Self::TargetExited => formatter.write_str(
                 "the target has ended: the program keeps running, and operations that need the target fail",
             ),
-            Self::TargetRestarted => formatter.write_str("the target is back"),
+            Self::TargetRestarted => formatter.write_str("the target has restarted"),
             Self::Program(notice) => write_notice(formatter, notice),
             Self::NoLocalDirectory {
                 program,

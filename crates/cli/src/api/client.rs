@@ -101,7 +101,7 @@ impl Client {
         let response = sender.send_request(request.body(Empty::<Bytes>::new())?);
         let response = timeout(REQUEST_TIMEOUT, response)
             .await
-            .context("the session does not answer")??;
+            .context("the session does not respond")??;
         let status = response.status();
         ensure!(status.is_success(), "the session responded {status}");
         Ok(Events {
@@ -122,7 +122,7 @@ impl Client {
         };
         let bytes = timeout(REQUEST_TIMEOUT, response)
             .await
-            .context("the session does not answer")??;
+            .context("the session does not respond")??;
         serde_json::from_slice(&bytes).context("the session's response cannot be parsed")
     }
 }

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 pub(super) async fn forward(server: &str, request: Request<Body>) -> Response {
     fetch(server, request.uri()).await.unwrap_or_else(|error| {
         let text =
-            format!("{server} does not answer ({error:#}): run `npm run dev` in web/monitor\n");
+            format!("{server} does not respond ({error:#}): run `npm run dev` in web/monitor\n");
         (StatusCode::BAD_GATEWAY, text).into_response()
     })
 }

@@ -139,7 +139,7 @@ fn a_program_stands_in_for_a_container_also_after_its_restart() {
         .run(&["restart", "--time", "0", "checkout"])
         .expect(0);
     session.wait_for_output("standin: the target has ended");
-    session.wait_for_output("standin: the target is back");
+    session.wait_for_output("standin: the target has restarted");
     session.wait_for_output("standin: the session continues");
     session.wait_for_output("the container's words");
     standin.write("done", "");

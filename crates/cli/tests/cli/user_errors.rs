@@ -36,9 +36,9 @@ fn a_mistake_is_named_with_the_next_step() {
     let cases: &[(&str, i32, &[&str])] = &[
         ("exec -t deployment/web --context wset -- true", 125, &["there is no context `wset`", "it has east, west", "--context"]),
         ("ls --kubeconfig /nowhere",                      125, &["/nowhere", "--kubeconfig"]),
-        ("exec -t deployment/web -- true",                125, &["http://127.0.0.1:1", "does not answer", "`kubectl version`"]),
-        ("ls --context west",                             125, &["http://127.0.0.1:1", "does not answer", "`kubectl version`"]),
-        ("operator status",                               125, &["http://127.0.0.1:1", "does not answer", "`kubectl version`"]),
+        ("exec -t deployment/web -- true",                125, &["http://127.0.0.1:1", "does not respond", "`kubectl version`"]),
+        ("ls --context west",                             125, &["http://127.0.0.1:1", "does not respond", "`kubectl version`"]),
+        ("operator status",                               125, &["http://127.0.0.1:1", "does not respond", "`kubectl version`"]),
         ("exec -t deploymnt/web -- true",                 125, &["deploymnt", "did you mean `deployment/web`?"]),
         ("exec -t deploy/web -- true",                    125, &["`deploy`", "did you mean `deployment/web`?"]),
         ("exec -t web -- true",                           125, &["--target web", "for example `deployment/checkout`"]),

@@ -272,7 +272,7 @@ impl Reconnector {
             let error = match timeout(CONNECT_TIMEOUT, self.session.connect()).await {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(error)) => error,
-                Err(_) => Error::OperatorBusy("it does not answer".to_owned()),
+                Err(_) => Error::OperatorBusy("it does not respond".to_owned()),
             };
             if is_final(&error) {
                 return Err(error);

@@ -133,7 +133,7 @@ async fn requests_with_the_header_are_served_by_the_program(_: &Scenario<'_>) ->
     ensure!(both == expected, "{both:?}");
     session
         .wait_for_message(
-            "are answered by the program (port 8080), all others by the application there; checked",
+            "go to the program (port 8080), all others to the application there; checked",
         )
         .await?;
     session

@@ -94,9 +94,7 @@ async fn stolen_requests_survive_cuts() -> Result<()> {
         ("INCOMING_HEADER_FILTER", "^x-session: mine$"),
     ];
     let session = SessionProcess::start(command, &settings)?;
-    session
-        .wait_for_message("are answered by the program")
-        .await?;
+    session.wait_for_message("go to the program").await?;
     let folder = tempfile::tempdir()?;
     let (sent, received) = (folder.path().join("sent"), folder.path().join("received"));
     let noise: Vec<u8> = (0..16_u32 << 20)

@@ -96,7 +96,7 @@ pub(crate) fn check_resume<S: ClientSession>(found: &S, requested: &S) -> Result
             Err(Refusal::expired(closed.message.clone()))
         }
         Some(closed) => Err(Refusal::gone(format!(
-            "the session is over: {}",
+            "the session has ended: {}",
             closed.message
         ))),
         None if found.meta().deletion_timestamp.is_some() => {

@@ -216,7 +216,7 @@ impl fmt::Display for SubscriptionInfo {
         if !all.is_empty() {
             write!(
                 formatter,
-                "nothing comes to the program as long as {all} has all of it, and after that "
+                "the program gets nothing while {all} has a claim on all of it; after that, "
             )?;
         }
         let everything = match some.is_empty() {
@@ -226,7 +226,7 @@ impl fmt::Display for SubscriptionInfo {
         match (&self.filter, self.steals) {
             (Some(filter), true) => write!(
                 formatter,
-                "{again}requests that {filter} are answered by the program (port {local}), all others by the application there"
+                "{again}requests that {filter} go to the program (port {local}), all others to the application there"
             )?,
             (Some(filter), false) => write!(
                 formatter,
@@ -276,7 +276,7 @@ impl From<rpc::MissedReason> for MissedReason {
 impl fmt::Display for MissedReason {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Self::Unreachable => "did not reach the program, which does not take connections",
+            Self::Unreachable => "did not reach the program, which does not accept connections",
             Self::NoResponse => "got no response from the program",
             Self::TooSlow => "got no response from the program in time (see response_timeout)",
         })
@@ -362,8 +362,8 @@ mod tests {
     fn events_are_described_in_words() {
         check(
             IncomingEventKind::Subscribed(info(true, Some("have a header like `a: b`"))),
-            "port 8080 of the target: requests that have a header like `a: b` are answered by the program (port 8081), all \
-             others by the application there; checked on loopback only",
+            "port 8080 of the target: requests that have a header like `a: b` go to the program (port 8081), all \
+             others to the application there; checked on loopback only",
         );
         check(
             IncomingEventKind::Subscribed(SubscriptionInfo {
@@ -392,8 +392,8 @@ mod tests {
                 earlier: vec![earlier("ada", true)],
                 ..info(true, Some("are GET"))
             }),
-            "port 8080 of the target: nothing comes to the program as long as ada has all of it, and after that requests \
-             that are GET are answered by the program (port 8081), all others by the application there; checked on loopback \
+            "port 8080 of the target: the program gets nothing while ada has a claim on all of it; after that, requests \
+             that are GET go to the program (port 8081), all others to the application there; checked on loopback \
              only",
         );
         check(

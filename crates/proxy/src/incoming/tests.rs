@@ -424,7 +424,7 @@ async fn earlier_sessions_are_reported_until_they_end() {
         let contains = |event: &IncomingEvent| event.to_string().contains(text).then_some(());
         session.agent.event(contains).await;
     };
-    expect("target: nothing comes to the program as long as bob has all of it, and after that everything").await;
+    expect("target: the program gets nothing while bob has a claim on all of it; after that, everything").await;
     let sessions = vec![bob(false)];
     session
         .agent

@@ -20,7 +20,7 @@ pub(crate) async fn pods_join_and_leave(scenario: &Scenario<'_>) -> Result<()> {
     let left = until("pods to leave the session", async || {
         let output = session.stderr()?;
         // The message differs for the pod with the stateful agent.
-        let one_of = ["has left the session", "looking for another one"];
+        let one_of = ["has left the session", "connecting to another agent"];
         Ok(one_of
             .iter()
             .any(|text| output.contains(text))

@@ -129,7 +129,7 @@ pub(super) async fn a_session_that_continues_gets_the_port_when_it_is_free(
     ];
     let second = SessionProcess::start(programs()?.exec(&target, &command), &settings)?;
     second
-        .wait_for_message("port 8080 of the target: nothing comes to the program as long as ")
+        .wait_for_message("port 8080 of the target: the program gets nothing while ")
         .await?;
     second
         .wait_for_message(

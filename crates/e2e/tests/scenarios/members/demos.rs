@@ -134,7 +134,7 @@ async fn a_member_is_unreachable(setup: &Setup<'_>, session: &DeveloperSession) 
         .await?;
     lab.heal()?;
     session
-        .wait_for_message("cluster west is there again")
+        .wait_for_message("cluster west is reachable again")
         .await?;
     setup
         .wait_for_response("west", "/", &developer("east"), session)

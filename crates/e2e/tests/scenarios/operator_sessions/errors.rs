@@ -164,7 +164,11 @@ async fn an_operator_that_is_down_is_reported(
         fail(exec_for(scenario, shop, "deployment/checkout")?.args(GREETING))?,
         run_operator_command(scenario, shop, &["status"])?,
     ] {
-        for expected in ["does not answer", "--no-operator", "kubectl get apiservice"] {
+        for expected in [
+            "does not respond",
+            "--no-operator",
+            "kubectl get apiservice",
+        ] {
             ensure!(refused.stderr.contains(expected), "{expected}: {refused}");
         }
     }

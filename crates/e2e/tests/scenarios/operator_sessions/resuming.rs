@@ -53,13 +53,11 @@ async fn survive_faults(
     let name = &shop.cluster.name;
     lab.cut(HOST, name)?;
     let lost = session
-        .wait_for_message("is lost and is being made again")
+        .wait_for_message("connection to the agent lost, reconnecting")
         .await;
     lab.heal_link(HOST, name)?;
     lost?;
-    session
-        .wait_for_message("the connection to the agent is back")
-        .await?;
+    session.wait_for_message("reconnected to the agent").await?;
     check_still_open(&mut session, 3)
         .await
         .context("after a cut")?;

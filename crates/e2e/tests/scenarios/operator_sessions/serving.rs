@@ -171,7 +171,7 @@ async fn sessions_are_listed_and_killed(
 
     let killed = run_operator_command(scenario, shop, &["session", "kill", id])?;
     ensure!(killed.code == Some(0), "{killed}");
-    session.wait_for_message("the session is over").await?;
+    session.wait_for_message("the session has ended").await?;
     wait_until_nothing_is_left(shop).await?;
     let repeated = run_operator_command(scenario, shop, &["session", "kill", id])?;
     ensure!(

@@ -274,7 +274,7 @@ mod tests {
             ],
         );
         check(Some("connection refused"), &[]);
-        check(None, &["cluster west is there again"]);
+        check(None, &["cluster west is reachable again"]);
         check(None, &[]);
     }
 
