@@ -152,18 +152,7 @@ fn rust_names(source: &Source) -> Vec<Finding> {
     static DEFINITION: LazyLock<Option<Regex>> = LazyLock::new(|| {
         Regex::new(r"^\s*(?:pub(?:\([a-z: ]+\))? )?(?:struct|enum|trait|type|union|const|static|mod) (\w+)").ok()
     });
-    let Some(definition) = &*DEFINITION else {
-        return Vec::new();
-    };
-    source
-        .text
-        .lines()
-        .enumerate()
-        .filter_map(|(index, line)| {
-            let name = definition.captures(line)?.get(1)?.as_str();
-            name_finding(source, index + 1, name)
-        })
-        .collect()
+    name_findings(source, DEFINITION.as_ref())
 }
 
 /// The module that a file is.
@@ -179,35 +168,29 @@ fn flags_and_metrics(source: &Source) -> Vec<Finding> {
         Regex::new(r"(?:^|[\s`\x22'(\[])--([a-z][a-z0-9-]+)|\b(standin_[a-z_]+|STANDIN_[A-Z_]+|[a-z_]+_total)\b")
             .ok()
     });
-    let Some(pattern) = &*NAME else {
-        return Vec::new();
-    };
-    let mut findings = Vec::new();
-    for (index, line) in source.text.lines().enumerate() {
-        for captures in pattern.captures_iter(line) {
-            let name = captures.get(1).or_else(|| captures.get(2));
-            findings.extend(name.and_then(|name| name_finding(source, index + 1, name.as_str())));
-        }
-    }
-    findings
+    name_findings(source, NAME.as_ref())
 }
 
 /// The keys of a configuration file, which are the keys of its schema.
 fn configuration_keys(source: &Source) -> Vec<Finding> {
     static KEY: LazyLock<Option<Regex>> =
         LazyLock::new(|| Regex::new(r#"^\s*"([a-z_]+)": \{"#).ok());
-    let Some(pattern) = &*KEY else {
-        return Vec::new();
-    };
-    source
-        .text
-        .lines()
-        .enumerate()
-        .filter_map(|(index, line)| {
-            let name = pattern.captures(line)?.get(1)?.as_str();
-            name_finding(source, index + 1, name)
-        })
-        .collect()
+    name_findings(source, KEY.as_ref())
+}
+
+/// The findings for all names in a file. A group of the pattern captures each.
+fn name_findings(source: &Source, pattern: Option<&Regex>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (index, line) in source.text.lines().enumerate() {
+        for captures in pattern
+            .into_iter()
+            .flat_map(|pattern| pattern.captures_iter(line))
+        {
+            let name = captures.iter().skip(1).flatten().next();
+            findings.extend(name.and_then(|name| name_finding(source, index + 1, name.as_str())));
+        }
+    }
+    findings
 }
 
 fn name_finding(source: &Source, line: usize, name: &str) -> Option<Finding> {
