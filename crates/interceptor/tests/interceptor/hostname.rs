@@ -1,5 +1,8 @@
 //! The host name and the domain name.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+
 use crate::environments::supervise_below;
 use crate::programs;
 use crate::target::{Target, run};
@@ -20,9 +23,12 @@ fn hostname_is_that_of_target() {
 /// Runs a script in a session, in a UTS namespace with the names `machine` and `machine-domain`. Returns the output of the
 /// session, and that of a query afterwards without a session.
 fn run_on_machine(script: &str) -> (String, String) {
-    let names = programs::c("names");
     programs::require("unshare");
-    let folder = tempfile::tempdir().unwrap();
+    // Another user must be able to run the program, also if the target directory is in a private directory.
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+    let names = folder.path().join("names");
+    fs::copy(programs::c("names"), &names).unwrap();
     let skipped = folder.path().join("skipped-program");
     std::os::unix::fs::symlink(&names, &skipped).unwrap();
     let names = names.display();
