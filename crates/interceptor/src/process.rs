@@ -18,6 +18,7 @@ use crate::supervisor::{Decision, Supervisor};
 use crate::sys::process;
 use crate::sys::trace::SeizedThread;
 use crate::syscalls::Call;
+use crate::workers::Workers;
 
 pub(crate) fn decide(supervisor: &Supervisor, call: Call, notification: &Notification) -> Decision {
     let thread = notification.thread();
@@ -160,6 +161,11 @@ fn enter_local_directory(
 ) {
     let (thread, number) = (notification.thread(), notification.number());
     let local = CString::new(local.as_os_str().as_bytes()).unwrap_or_default();
+    if !Workers::is_worker_thread() {
+        // The receiving thread must not wait for a call that only it can receive. No thread could be started, which is
+        // also the error of a kernel without room for a process.
+        return notification.fail(Errno::EAGAIN);
+    }
     let seized = match SeizedThread::new(thread) {
         Ok(seized) => seized,
         Err(errno) => {
@@ -178,8 +184,8 @@ fn enter_local_directory(
     supervisor.processes.set_skipped(thread, true);
     match stopped.change_directory(&local) {
         Ok(()) => supervisor.processes.set_directory(thread, None),
-        // The caller was killed.
-        Err(Errno::ESRCH) => {}
+        // The caller was killed, or another thread of its process has executed a program.
+        Err(Errno::ESRCH | Errno::ECHILD) => {}
         Err(errno) => {
             supervisor.processes.set_skipped(thread, false);
             report(errno);

@@ -1,6 +1,7 @@
 //! A thread pool for jobs that may block. A job never waits for another one: if no thread is idle, a new one is
 //! started.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +43,16 @@ impl std::fmt::Debug for Workers {
     }
 }
 
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
 impl Workers {
+    /// Whether the current thread belongs to a pool. Without threads, jobs run on the thread that adds them.
+    pub(crate) fn is_worker_thread() -> bool {
+        IS_WORKER.get()
+    }
+
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state.lock();
         state.jobs.push_back(Box::new(job));
@@ -89,6 +99,7 @@ impl Workers {
 }
 
 fn work(shared: &Shared) {
+    IS_WORKER.set(true);
     crate::sys::files::clear_umask();
     let mut state = shared.state.lock();
     loop {

@@ -155,12 +155,11 @@ impl Incoming {
         let is_udp = listen.is_udp;
         let local_port = listen.address.port();
         let key = PortKey { is_udp, port };
-        // This comes before the call is completed: the application may close the socket right after it.
-        self.shared
-            .closed_listeners
-            .watch(&self.shared, listen.cookie, key);
-        let message = PortMessage::Listen(listen);
         let mut ports = self.shared.ports.lock();
+        // This comes before the call is completed: the application may close the socket right after it.
+        let closed_listeners = &self.shared.closed_listeners;
+        closed_listeners.watch(&self.shared, listen.cookie, key);
+        let message = PortMessage::Listen(listen);
         let message = match ports.get(&key) {
             Some(sender) => match sender.send(message) {
                 Ok(()) => return,

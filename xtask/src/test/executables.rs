@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::build::TestExecutable;
-use super::counts::{Outcome, Runner};
+use super::counts::{Counts, Outcome, Runner};
 use super::results::{self, Verdict};
 use crate::process::Finished;
 use crate::{duration, environment, privilege, process};
@@ -121,6 +121,8 @@ impl TestRun {
             Outcome::failure(format!("{} timed out after {timeout}", self.label))
         } else if is_empty(finished) {
             Outcome::default()
+        } else if let Some(counts) = only_skipped(finished) {
+            Outcome::counted(counts)
         } else {
             Runner::Cargo.judge(&self.label, finished)
         };
@@ -141,12 +143,19 @@ impl TestRun {
     }
 }
 
+/// The counts of a run that ended well and left out all its tests.
+fn only_skipped(finished: &Finished) -> Option<Counts> {
+    let counts = Runner::Cargo.count(&finished.output)?;
+    let has_run = counts.passed > 0 || counts.failed > 0;
+    (finished.status.success() && !has_run).then_some(counts)
+}
+
 /// It ended well and has no test.
 fn is_empty(finished: &Finished) -> bool {
     finished.status.success()
         && Runner::Cargo
             .count(&finished.output)
-            .is_some_and(|counts| counts.passed == 0 && counts.failed == 0)
+            .is_some_and(|counts| counts == Counts::default())
 }
 
 /// Runs all of them at the same time. Their output is shown line by line as it comes.

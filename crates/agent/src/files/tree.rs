@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
 use rustix::io::Errno;
 
 use super::canonicalize::canonicalize;
@@ -109,23 +109,38 @@ impl<'target> Tree<'target> {
             real.push(b'/');
         }
         real.extend_from_slice(name);
-        if follows && without_rules.find_entry(&real).is_ok() {
-            // It exists, and leads to nothing.
+        if follows && without_rules.is_link(&real) {
+            // It leads to nothing.
             return Err(Errno::NOENT);
         }
         Ok(real)
+    }
+
+    /// Whether there is a symbolic link at a path whose directory has none.
+    fn is_link(self, path: &[u8]) -> bool {
+        let entry = self.find_entry(path);
+        entry.is_ok_and(|entry| readlinkat(entry, c"", Vec::new()).is_ok())
     }
 
     fn open_unchecked(self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         if path.len() < PATH_MAX {
             return self.open_below(self.root, path, flags, mode);
         }
+        self.may_take_long()?;
         if self.resolve.contains(ResolveFlags::NO_SYMLINKS) {
             return self.open_in_parts(path, flags, mode);
         }
         // The target's root is only the root of the first part, so the links are resolved before.
         let real = self.real_path(path, follows(flags))?;
         self.without_links().open_in_parts(&real, flags, mode)
+    }
+
+    /// Fails in the tree of cached files, whose users must not be delayed: resolving a long path takes many calls.
+    fn may_take_long(self) -> Result<(), Errno> {
+        match self.resolve.contains(ResolveFlags::CACHED) {
+            true => Err(Errno::AGAIN),
+            false => Ok(()),
+        }
     }
 
     /// Opens a path of any length that has no symbolic links and no "..".
@@ -230,6 +245,7 @@ impl<'target> Tree<'target> {
         if path.len() < PATH_MAX {
             return self.find_path(path, false);
         }
+        self.may_take_long()?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW;
         self.without_links()
             .open_in_parts(path, flags, Mode::empty())

@@ -3,10 +3,12 @@
 //! The redirection exists only while there is at least one claim.
 
 use std::collections::HashMap;
+use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use protocol::rpc::PortListeners;
 use splitter::ConnectionMeta;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinHandle;
@@ -125,8 +127,8 @@ pub(super) struct PortClaim {
     pub(super) mesh: Option<Mesh>,
     /// The number of connections that were reset.
     pub(super) flushed: u32,
-    /// The cookies of the sockets that listen on the port, if they can be listed.
-    pub(super) listeners: Option<Vec<u64>>,
+    /// The sockets that listen on the port, if they can be listed.
+    pub(super) listeners: Option<PortListeners>,
 }
 
 impl PortClaim {
@@ -160,7 +162,7 @@ impl Ports {
                 evidence: redirect.evidence(port),
                 mesh: open.mesh(),
                 flushed: 0,
-                listeners: listeners(&redirect, port).await,
+                listeners: listeners(agent, &redirect, port).await,
                 open,
             };
             if spec.flush_connections && port.protocol == Protocol::Tcp {
@@ -281,11 +283,25 @@ impl Ports {
     }
 }
 
-/// The cookies of the sockets that listen on the port. Some kernels cannot list UDP sockets.
-async fn listeners(redirect: &Redirect, port: Port) -> Option<Vec<u64>> {
-    let listed = redirect.listeners(port).await;
+/// The sockets that listen on the port. Some kernels cannot list UDP sockets.
+async fn listeners(agent: &Agent, redirect: &Redirect, port: Port) -> Option<PortListeners> {
+    let listed = async {
+        Ok(PortListeners {
+            cookies: redirect.listeners(port).await?,
+            network: agent.sockets().run(network).await?,
+        })
+    };
     let log = |error: &Error| tracing::debug!(%error, %port, "failed to list listeners");
-    listed.inspect_err(log).ok()
+    listed.await.inspect_err(log).ok()
+}
+
+/// The network of the current thread: cookies of sockets are unique only in it.
+fn network() -> Result<String> {
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let namespace = fs::read_link("/proc/thread-self/ns/net");
+    let boot_id = boot_id.map_err(Error::io("read the boot ID"))?;
+    let namespace = namespace.map_err(Error::io("identify the network"))?;
+    Ok(format!("{} {}", boot_id.trim_end(), namespace.display()))
 }
 
 /// Accepts connections as long as the redirection exists.

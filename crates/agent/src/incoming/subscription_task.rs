@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use protocol::rpc::{
-    EarlierSession, EarlierSessions, PortListeners, RedirectCheck, SubscribeEvent, Subscribed,
-    subscribe_event,
+    EarlierSession, EarlierSessions, RedirectCheck, SubscribeEvent, Subscribed, subscribe_event,
 };
 use splitter::{ClaimedTraffic, OnConflict};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -261,10 +260,7 @@ impl SubscriptionTask {
                 .unwrap_or_default(),
             flushed: claimed.flushed,
             earlier: sessions(&claimed.claim.earlier()),
-            listeners: claimed
-                .listeners
-                .clone()
-                .map(|cookies| PortListeners { cookies }),
+            listeners: claimed.listeners.clone(),
         };
         let mut result = Ok(());
         if self.confirm(ConnectionSource::Local(Arc::clone(&pool)), subscribed) {

@@ -174,7 +174,7 @@ impl Progress {
         }
     }
 
-    /// Sets the session whose local API lists all messages.
+    /// Sets the session whose local API lists the latest messages.
     pub(super) fn set_session(&self, id: &str) {
         self.state().session = Some(id.to_owned());
     }
@@ -200,7 +200,7 @@ impl Progress {
                     (Some(id), Collected::Many(EventKind::UnexpectedPort, _)) => {
                         format!("`standin session {id}` lists them")
                     }
-                    (Some(id), _) => format!("`standin session {id} events` lists them"),
+                    (Some(id), _) => format!("`standin session {id} events` lists the latest"),
                 };
                 state.print_collected(line, &list);
             }
@@ -415,7 +415,7 @@ mod tests {
         let first = "standin: /etc/0 is the target's and cannot be watched for changes: let the program poll instead";
         assert_eq!(output.lines(), [first]);
         sleep(Duration::from_secs(3)).await;
-        let others = "standin: 12 more paths cannot be watched for changes; `standin session 5eed events` lists them";
+        let others = "standin: 12 more paths cannot be watched for changes; `standin session 5eed events` lists the latest";
         assert_eq!(output.lines(), [others]);
         warn(0..15);
         // Events of the session itself are never combined.

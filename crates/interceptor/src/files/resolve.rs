@@ -217,12 +217,14 @@ impl Resolver<'_> {
     }
 
     fn locate(&self, app_path: &Path, detached: bool, choice: Option<PathChoice>) -> ResolvedPath {
+        let host = &self.supervisor.host;
         if self.supervisor.settings.hostname
+            && self.intent != Intent::Stat
             && let Some(name) = SystemName::of_file(app_path)
+            && host.hostname().is_some()
         {
             return ResolvedPath::SystemName(name);
         }
-        let host = &self.supervisor.host;
         let choice = choice.unwrap_or_else(|| host.choose_path(app_path, self.intent));
         self.decisions
             .borrow_mut()

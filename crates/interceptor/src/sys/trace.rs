@@ -88,8 +88,9 @@ impl StoppedThread {
         let before_call = registers::before_call(found, number).ok_or(Errno::EAGAIN)?;
         let mut instruction = [0; registers::INSTRUCTION.len()];
         let at = registers::instruction_address(&before_call);
-        read_exactly(thread, at, &mut instruction)?;
-        if instruction != registers::INSTRUCTION {
+        // Code may be executable and not readable.
+        let is_readable = read_exactly(thread, at, &mut instruction).is_ok();
+        if is_readable && instruction != registers::INSTRUCTION {
             return Err(Errno::EAGAIN);
         }
         let mut signal_mask: u64 = 0;

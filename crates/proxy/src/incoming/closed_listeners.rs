@@ -27,6 +27,13 @@ impl ClosedListeners {
     }
 }
 
+impl ClosedListeners {
+    /// Forgets the sockets of a port whose task ends. Not every one of them has caused an event.
+    pub(super) fn forget(&self, port: PortKey) {
+        self.ports.lock().retain(|_, watched| *watched != port);
+    }
+}
+
 /// Starts the task that receives the events. Returns whether there are events.
 fn start(shared: &Arc<Shared>) -> bool {
     let _runtime = shared.context.runtime.enter();

@@ -90,6 +90,13 @@ impl PortDiagnostics {
             return events;
         }
         self.last_report = Some(now);
+        events.extend(self.pending_events());
+        events
+    }
+
+    /// Takes the events that are not reported yet, also if they are not due.
+    pub(super) fn pending_events(&mut self) -> Vec<IncomingEventKind> {
+        let mut events = Vec::new();
         for (_, (reason, count, lost)) in std::mem::take(&mut self.missed) {
             events.push(IncomingEventKind::Missed {
                 reason,

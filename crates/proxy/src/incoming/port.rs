@@ -1,7 +1,9 @@
 //! The task of one port, from the application's first listener to its last, at all agents.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use interceptor::Errno;
@@ -11,7 +13,7 @@ use protocol::rpc::{Failure, UnsubscribeRequest};
 use router::MemberChange;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, interval, timeout};
+use tokio::time::{Instant, interval, sleep, timeout};
 use tonic::Status;
 
 use super::app_listener::PendingListen;
@@ -32,6 +34,9 @@ const WAITING_NOTICE_DELAY: Duration = Duration::from_secs(3);
 
 /// How long the end of a port waits for agents. An agent that is unreachable ends the subscription when it is reconnected.
 pub(crate) const UNSUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long agents may report requests that were in progress when a port was released.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sent by the session to the task of a port.
 #[derive(Debug)]
@@ -69,6 +74,8 @@ struct ListeningPort {
     reports: mpsc::UnboundedReceiver<(AgentId, AgentConnection, SubscriptionReport)>,
     /// Whether the application's `listen` calls were completed.
     is_confirmed: bool,
+    /// Set when the application has closed its listeners. The subscriptions are not renewed any more.
+    is_ending: Arc<AtomicBool>,
 }
 
 /// The port at one agent. Dropping it ends the subscription there.
@@ -120,11 +127,7 @@ impl PortTask {
     pub(super) async fn run(mut self) {
         loop {
             while let Ok(message) = self.messages.try_recv() {
-                match message {
-                    PortMessage::Listen(listen) => self.pending.push(listen),
-                    // There is no subscription.
-                    PortMessage::Check(_) => {}
-                }
+                self.handle_before_subscription(message);
             }
             if self.pending.is_empty() && !self.listeners.remove_closed() {
                 if self.unregister() {
@@ -132,16 +135,34 @@ impl PortTask {
                 }
                 continue;
             }
-            // The application's `listen` succeeds only when all agents deliver the traffic.
-            let agents = self.shared.context.agents.clone();
-            if timeout(WAITING_NOTICE_DELAY, agents.connect_all())
-                .await
-                .is_err()
-            {
-                self.emit(None, IncomingEventKind::Waiting);
-                agents.connect_all().await;
-            }
+            self.connect_all_agents().await;
             self.serve().await;
+        }
+    }
+
+    /// The application's `listen` succeeds only when all agents deliver the traffic.
+    async fn connect_all_agents(&mut self) {
+        let agents = self.shared.context.agents.clone();
+        let mut connected = pin!(agents.connect_all());
+        let mut notice = pin!(sleep(WAITING_NOTICE_DELAY));
+        let mut was_noticed = false;
+        loop {
+            tokio::select! {
+                () = &mut connected => return,
+                () = &mut notice, if !was_noticed => {
+                    was_noticed = true;
+                    self.emit(None, IncomingEventKind::Waiting);
+                }
+                Some(message) = self.messages.recv() => self.handle_before_subscription(message),
+            }
+        }
+    }
+
+    fn handle_before_subscription(&mut self, message: PortMessage) {
+        match message {
+            PortMessage::Listen(listen) => self.pending.push(listen),
+            // No agent accepts connections for the port.
+            PortMessage::Check(_) => {}
         }
     }
 
@@ -174,7 +195,7 @@ impl PortTask {
                 PortEvent::Message(PortMessage::Listen(listen)) => self.pending.push(listen),
                 PortEvent::Message(PortMessage::Check(waiting)) => {
                     if port.is_confirmed && !self.listeners.remove_closed() {
-                        port.unsubscribe().await;
+                        port.unsubscribe(Arc::clone(&self.shared), self.key).await;
                         drop(waiting);
                         return;
                     }
@@ -206,7 +227,8 @@ impl PortTask {
                         self.emit(None, kind);
                     }
                     if !self.listeners.remove_closed() {
-                        return port.unsubscribe().await;
+                        let shared = Arc::clone(&self.shared);
+                        return port.unsubscribe(shared, self.key).await;
                     }
                 }
             }
@@ -230,6 +252,7 @@ impl PortTask {
                     diagnostics: Arc::clone(&port.diagnostics),
                     is_renewed: self.subscribed_before.contains(&id),
                     retries_refusals: port.is_confirmed,
+                    is_ending: Arc::clone(&port.is_ending),
                     reports: port.report_sender.clone(),
                 };
                 let task = tokio::spawn(subscription.run()).abort_handle();
@@ -387,6 +410,7 @@ impl PortTask {
             return false;
         }
         ports.remove(&self.key);
+        self.shared.closed_listeners.forget(self.key);
         true
     }
 
@@ -460,14 +484,18 @@ impl ListeningPort {
             report_sender,
             reports,
             is_confirmed: false,
+            is_ending: Arc::default(),
         }
     }
 
     /// Ends the subscriptions, and waits until no agent accepts connections for them any more.
-    async fn unsubscribe(self) {
+    async fn unsubscribe(self, shared: Arc<Shared>, key: PortKey) {
+        self.is_ending.store(true, Ordering::Relaxed);
         let mut calls = JoinSet::new();
         for at_agent in self.agents.values() {
             let Some(active) = at_agent.active() else {
+                // A call of Subscribe that has not succeeded yet.
+                at_agent.task.abort();
                 continue;
             };
             let mut client = IncomingClient::new(at_agent.connection.client.clone());
@@ -476,10 +504,9 @@ impl ListeningPort {
             };
             calls.spawn(async move { client.unsubscribe(request).await });
         }
-        // This ends the calls of Subscribe, which is enough for agents of older releases.
-        drop(self);
         let all = async { while calls.join_next().await.is_some() {} };
         let _ = timeout(UNSUBSCRIBE_TIMEOUT, all).await;
+        tokio::spawn(drain(shared, key, self));
     }
 
     /// Where earlier sessions take all traffic, silence is expected.
@@ -493,6 +520,36 @@ impl ListeningPort {
         let expects_nothing = active.peek().is_some() && active.all(leaves_nothing);
         let mut diagnostics = self.diagnostics.lock();
         diagnostics.set_expects_nothing(expects_nothing, Instant::now());
+    }
+}
+
+/// Waits for reports of requests that were in progress when the subscriptions ended, such as those that a program missed
+/// because it has crashed, and emits them.
+async fn drain(shared: Arc<Shared>, key: PortKey, port: ListeningPort) {
+    let ListeningPort {
+        agents,
+        diagnostics,
+        report_sender,
+        mut reports,
+        ..
+    } = port;
+    // The tasks of the agents end with the events, and each has a sender.
+    drop(report_sender);
+    let all = async { while reports.recv().await.is_some() {} };
+    let _ = timeout(DRAIN_TIMEOUT, all).await;
+    // This ends the calls of Subscribe at agents of older releases.
+    drop(agents);
+    let kinds = diagnostics.lock().pending_events();
+    for kind in kinds {
+        let event = IncomingEvent {
+            port: key.port,
+            is_udp: key.is_udp,
+            agent: None,
+            // There has been traffic.
+            is_expected: true,
+            kind,
+        };
+        (shared.context.events)(&Event::Incoming(event));
     }
 }
 
@@ -526,9 +583,9 @@ impl ActiveSubscription {
     /// Whether an application at the target listens on the port, also if that is unknown.
     fn is_served(&self, is_own_socket: impl Fn(u64) -> bool) -> bool {
         let listeners = self.listeners.as_ref();
-        listeners.is_none_or(|cookies| {
-            let mut cookies = cookies.iter();
-            cookies.any(|cookie| !is_own_socket(*cookie))
+        listeners.is_none_or(|listeners| {
+            let mut cookies = listeners.cookies.iter();
+            cookies.any(|cookie| !(listeners.is_own_network && is_own_socket(*cookie)))
         })
     }
 }

@@ -1,6 +1,8 @@
 //! The subscription of a port at one agent: subscribes, serves, and subscribes again.
 
+use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -40,6 +42,8 @@ pub(super) struct AgentSubscription {
     pub(super) is_renewed: bool,
     /// Whether a refusal is retried. It is not before the application's `listen` call is completed.
     pub(super) retries_refusals: bool,
+    /// Whether the port is being released: the subscription is not renewed any more.
+    pub(super) is_ending: Arc<AtomicBool>,
     pub(super) reports: ReportSender,
 }
 
@@ -71,8 +75,16 @@ pub(super) struct ActiveSubscription {
     pub(super) is_renewed: bool,
     /// Sessions with earlier claims.
     pub(super) earlier: Vec<EarlierSession>,
-    /// The cookies of the sockets that listen on the port in the target's network. `None`: unknown.
-    pub(super) listeners: Option<Vec<u64>>,
+    /// The sockets that listen on the port in the target's network. `None`: unknown.
+    pub(super) listeners: Option<TargetListeners>,
+}
+
+/// Sockets of the target's network.
+#[derive(Debug)]
+pub(super) struct TargetListeners {
+    pub(super) cookies: Vec<u64>,
+    /// Whether they are in the network of this process. Cookies of other networks cannot be compared with ours.
+    pub(super) is_own_network: bool,
 }
 
 enum SubscriptionEvent {
@@ -90,6 +102,9 @@ impl AgentSubscription {
                     self.is_renewed = true;
                     if let Some(holder) = self.serve(pool, events).await {
                         self.report(SubscriptionReport::TakenOver(holder));
+                        return;
+                    }
+                    if self.is_ending.load(Ordering::Relaxed) {
                         return;
                     }
                     sleep(RESUBSCRIBE_DELAY).await;
@@ -144,7 +159,10 @@ impl AgentSubscription {
             listeners: response
                 .listeners
                 .as_ref()
-                .map(|listeners| listeners.cookies.clone()),
+                .map(|listeners| TargetListeners {
+                    cookies: listeners.cookies.clone(),
+                    is_own_network: own_network().is_some_and(|own| own == listeners.network),
+                }),
         }));
         let events = Arc::clone(&self.shared.context.events);
         AcceptPool::new(
@@ -172,6 +190,8 @@ impl AgentSubscription {
             };
             match event {
                 SubscriptionEvent::Accepted(connection) => self.deliver(connection),
+                // The agent accepts no more streams.
+                SubscriptionEvent::Adjust if self.is_ending.load(Ordering::Relaxed) => {}
                 SubscriptionEvent::Adjust => pool.adjust(),
                 SubscriptionEvent::Agent(Ok(Some(SubscribeEvent { event }))) => match event {
                     // `Subscribed` is only the first event.
@@ -220,6 +240,13 @@ impl AgentSubscription {
             .reports
             .send((self.id.clone(), self.connection.clone(), report));
     }
+}
+
+/// The network of this process, in the form of `PortListeners.network`.
+pub(super) fn own_network() -> Option<String> {
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let namespace = fs::read_link("/proc/self/ns/net").ok()?;
+    Some(format!("{} {}", boot_id.trim_end(), namespace.display()))
 }
 
 fn earlier_sessions(sessions: &[rpc::EarlierSession]) -> Vec<EarlierSession> {

@@ -16,7 +16,9 @@ use interceptor::Errno;
 use protocol::incoming::ConnectionMeta;
 use protocol::outgoing::{Datagram, DatagramDecoder};
 use protocol::rpc::subscribe_event::Event as AgentEvent;
-use protocol::rpc::{EarlierSession, EarlierSessions, Failure, IncomingMode as Mode};
+use protocol::rpc::{
+    EarlierSession, EarlierSessions, Failure, IncomingMode as Mode, MissedTraffic,
+};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::oneshot;
@@ -447,7 +449,7 @@ async fn traffic_is_expected_on_ports_that_the_target_serves_or_the_settings_con
     ] {
         let session = TestSession::new(settings).await;
         if let Some(cookies) = &listeners {
-            session.agent.set_listeners(cookies.clone());
+            session.agent.set_listeners(cookies.clone(), true);
         }
         let (_listener, address) = listener().await;
         session.listen(address, false).await.unwrap();
@@ -461,9 +463,43 @@ async fn traffic_is_expected_on_ports_that_the_target_serves_or_the_settings_con
 }
 
 #[tokio::test]
+async fn cookies_of_another_network_are_not_those_of_the_program() {
+    let session = TestSession::new("steal").await;
+    session.agent.set_listeners(vec![COOKIE], false);
+    let (_listener, address) = listener().await;
+    session.listen(address, false).await.unwrap();
+    let reported = session.agent.event_kind(|kind| match kind {
+        IncomingEventKind::Subscribed(info) => Some(info.is_served),
+        _ => None,
+    });
+    assert!(reported.await);
+}
+
+/// A program that crashes closes its listener, and the requests that it had are reported a moment later.
+#[tokio::test]
+async fn requests_that_a_program_missed_are_reported_after_it_has_closed_its_listener() {
+    let session = TestSession::with_poll_interval("steal", Duration::from_hours(1)).await;
+    let (listener, address) = listener().await;
+    let app_listener = session.listen(address, false).await.unwrap();
+    app_listener.is_listening.store(false, Ordering::Relaxed);
+    drop(listener);
+    let released = session.incoming.wait_for_closed_port(8080).unwrap();
+    session.agent.unsubscribe_requested(1).await;
+    released.await.unwrap_err();
+    session
+        .agent
+        .emit(AgentEvent::Missed(MissedTraffic::default()));
+    let reported = session.agent.event_kind(|kind| match kind {
+        IncomingEventKind::Missed { count, .. } => Some(*count),
+        _ => None,
+    });
+    assert_eq!(reported.await, 1);
+}
+
+#[tokio::test]
 async fn after_the_first_traffic_more_is_expected() {
     let session = TestSession::new("steal").await;
-    session.agent.set_listeners(Vec::new());
+    session.agent.set_listeners(Vec::new(), true);
     let (_listener, address) = listener().await;
     session.listen(address, false).await.unwrap();
     session.agent.subscribed(1).await;

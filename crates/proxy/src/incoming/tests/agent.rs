@@ -21,6 +21,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::{Request as Call, Response as Reply, Status};
 use tower_service::Service;
 
+use super::super::subscription::own_network;
 use super::IncomingEventKind;
 use crate::agent::{AgentConnection, Agents, SessionContext};
 use crate::event::{Event, IncomingEvent};
@@ -91,8 +92,12 @@ impl FakeAgent {
     }
 
     /// Sets the cookies of the sockets that listen on each port in the target's network.
-    pub(super) fn set_listeners(&self, cookies: Vec<u64>) {
-        self.change(|state| state.listeners = Some(PortListeners { cookies }));
+    pub(super) fn set_listeners(&self, cookies: Vec<u64>, is_own_network: bool) {
+        let network = match is_own_network {
+            true => own_network().unwrap(),
+            false => "another kernel net:[4026531840]".to_owned(),
+        };
+        self.change(|state| state.listeners = Some(PortListeners { cookies, network }));
     }
 
     pub(super) fn emit(&self, event: AgentEvent) {
