@@ -48,12 +48,21 @@ fn environment_with(target_namespaces: &[&str]) -> Environment {
         client: Network::new(&["--net"]),
     };
     let peer = environment.client.pid().to_string();
-    let veth = "link add eth0 type veth peer name eth0 netns";
-    environment.target.run(&format!("ip {veth} {peer}"));
-    for (network, number) in [(&environment.client, 1), (&environment.target, 2)] {
+    let mac = |number: u8| format!("02:00:00:00:00:0{number}");
+    environment.target.run(&format!(
+        "ip link add eth0 address {} type veth peer name eth0 address {} netns {peer}",
+        mac(2),
+        mac(1)
+    ));
+    for (network, number, other) in [(&environment.client, 1, 2), (&environment.target, 2, 1)] {
         network.run(&format!("ip address add 10.77.0.{number}/24 dev eth0"));
         network.run(&format!("ip address add fd77::{number}/64 dev eth0 nodad"));
         network.run("ip link set eth0 up");
+        // Neighbour discovery may fail on a busy machine while the interface of the other end comes up.
+        let other_mac = mac(other);
+        network.run(&format!(
+            "ip neighbour add fd77::{other} lladdr {other_mac} dev eth0 nud permanent"
+        ));
     }
     environment
 }

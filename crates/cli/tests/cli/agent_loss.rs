@@ -24,7 +24,7 @@ fn a_killed_agent_is_replaced() {
     session.wait_for_output("readable");
     let agent = session.agent();
     kill(Pid::from_raw(agent.try_into().unwrap()), Signal::SIGKILL).unwrap();
-    session.wait_for_output("standin: the agent is gone (signal: 9 (SIGKILL))");
+    session.wait_for_output("standin: the agent is lost (signal: 9 (SIGKILL))");
     session.wait_for_output("standin: the session continues with another agent");
     session.wait_for_output("readable");
     let another = session.agent();
@@ -115,10 +115,10 @@ fn an_existing_agent_that_is_restarted_is_reconnected() {
     let mut session = RunningSession::start(command);
     session.wait_for_output("readable");
     agent.end();
-    session.wait_for_output("standin: the connection to the agent is lost");
+    session.wait_for_output("standin: connection to the agent lost");
     let agent = ExistingAgent::start(&target, &agent.address);
     session.wait_for_output(
-        "standin: the agent is gone (the other end has lost its state of this link",
+        "standin: the agent is lost (the other end has lost its state of this link",
     );
     session.wait_for_output("standin: the session continues with another agent");
     session.wait_for_output("readable");

@@ -128,7 +128,7 @@ fn ctrl_c_reaches_the_program_and_the_session_continues() {
     let (shown, code) = terminal.wait();
     assert_eq!(code, Some(6), "{shown}");
     assert!(shown.contains("interrupted\r\nstill there\r\n"), "{shown}");
-    assert!(!shown.contains("the agent is gone"), "{shown}");
+    assert!(!shown.contains("the agent is lost"), "{shown}");
 }
 
 #[test]
