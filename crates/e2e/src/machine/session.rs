@@ -43,6 +43,7 @@ impl Programs {
             environment::FIXTURES,
             environment::STATIC_STANDIND,
             environment::CONTEXTS,
+            environment::GROUP,
             lab::environment::SHOP_PROGRAMS,
             lab::environment::SHOP_NODE,
         ] {

@@ -133,7 +133,7 @@ pub(super) async fn a_session_that_continues_gets_the_port_when_it_is_free(
         .await?;
     second
         .wait_for_message(
-            "(python3 http_server.py) has all of it, and after that everything goes to the program",
+            "(python3 http_server.py) has a claim on all of it; after that, everything goes to the program",
         )
         .await?;
     ensure!(request(&target, &[])? == LOCAL, "{}", second.report());
