@@ -192,6 +192,9 @@ pub struct AgentEndpoints {
     /// connection.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
+    /// Why the session has ended. It is in the last message, before the connection is closed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
 }
 
 /// A cluster of a session, as seen from the Primary.

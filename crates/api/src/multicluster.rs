@@ -37,6 +37,10 @@ const PREFIX: &str = "mc-";
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "self == oldSelf",
+    "message": "the spec of a session never changes: it was authorized as it is"
+}]))]
 #[serde(rename_all = "camelCase")]
 pub struct MirrordMultiClusterSessionSpec {
     pub owner: SessionOwner,
@@ -97,6 +101,9 @@ pub struct MirrordMultiClusterSessionStatus {
     /// When the session failed. Its object is kept for a while, so that the client and users find the reason. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_timestamp: Option<String>,
+    /// Why the user may not have the session any more. Written by the replica that relays the connection. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub denied: Option<String>,
     /// Set once, when the session has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<SessionClosed>,
@@ -154,6 +161,9 @@ pub struct ClusterSession {
     /// The ports that the child steals from or mirrors. Ours.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<SessionPort>,
+    /// How many pods and ports are left out here, because the cluster reported more than a parent can hold. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub omitted: Option<String>,
     /// When the previous child was observed to be gone. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_timestamp: Option<String>,

@@ -28,6 +28,10 @@ pub const FINALIZER: &str = "mirrord.metalbear.co/session-cleanup";
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "self == oldSelf",
+    "message": "the spec of a session never changes: it was authorized as it is"
+}]))]
 #[serde(rename_all = "camelCase")]
 pub struct MirrordClusterSessionSpec {
     pub owner: SessionOwner,
@@ -75,7 +79,7 @@ pub struct SessionOwner {
     pub hostname: String,
     /// The authenticated user name. Only this one counts for authorization.
     pub k8s_username: String,
-    /// The user's groups, in a session over several clusters: the Primary asserts user and groups to its members. Ours.
+    /// The authenticated groups of the user. A Primary asserts user and groups to its members. Ours.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub k8s_groups: Vec<String>,
 }
@@ -112,6 +116,9 @@ pub struct MirrordClusterSessionStatus {
     /// When the session failed. Its object is kept for a while, so that users find the reason. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_timestamp: Option<String>,
+    /// Why the user may not have the session any more. Written by the replica that relays the connection. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub denied: Option<String>,
     /// Set once, when the session has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<SessionClosed>,
@@ -221,6 +228,16 @@ pub struct SessionClosed {
     pub reason: String,
     /// A readable message.
     pub message: String,
+}
+
+impl SessionClosed {
+    /// The end of a session whose user has lost the right to it.
+    pub fn denied(message: impl Into<String>) -> Self {
+        Self {
+            reason: "Denied".to_owned(),
+            message: message.into(),
+        }
+    }
 }
 
 /// A session as users list it, served live.

@@ -13,10 +13,11 @@
 //! | module | what it does |
 //! |---|---|
 //! | `access` | reads the kubeconfig: [`Cluster`] |
-//! | `client` | creates the HTTP client for the API server |
+//! | `client`, `bounded` | creates the HTTP client for the API server, and limits the responses of one that is not trusted |
 //! | `target`, `resolve` | the target, and the selection of its pods |
 //! | [`pod`] | decides which pods and containers are usable: [`Replica`] |
 //! | `replicas`, `target_pods` | watch the pods of a target, or list them once |
+//! | `owner` | decides which pods a target controls: [`PodOwners`] |
 //! | `agent` | starts agents and connects to them: [`ClusterAgent`], [`AgentSpec`], [`AgentInstance`] |
 //! | `forward` | dials a port of a pod through the API server |
 //! | `operator` | sessions through an operator, and requests to it |
@@ -25,11 +26,13 @@
 
 mod access;
 mod agent;
+mod bounded;
 mod client;
 mod error;
 mod forward;
 mod list;
 mod operator;
+mod owner;
 pub mod pod;
 pub mod refusal;
 mod replicas;
@@ -43,6 +46,7 @@ pub use agent::{
     AGENT_PORTS, AgentDialer, AgentInstance, AgentInstanceState, AgentSettings, AgentSpec,
     ClusterAgent, PodSettings, ReachableAgent, Toleration, agent_instances, job_agent_instance,
 };
+pub use bounded::{MAX_ERROR_BYTES, MAX_RESPONSE_BYTES, bounded};
 pub use client::client;
 pub use error::{Error, Result};
 pub use list::{ListedTarget, Listing, has_namespace, list};
@@ -51,6 +55,7 @@ pub use operator::{
     ReconnectingOperator, end_session, get_operator, get_session, has_operator, list_sessions,
     list_through_operator, operator_replicas,
 };
+pub use owner::PodOwners;
 pub use pod::{Replica, UnusablePod};
 pub use refusal::Refusal;
 pub use replicas::{Replicas, TargetPods};

@@ -1,25 +1,30 @@
 //! Watches the pods of a target.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::pin::pin;
+use std::time::Duration;
 
+use backoff::Backoff;
 use error_chain::error_chain;
 use futures_util::StreamExt as _;
-use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt as _};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
+use tokio::time::sleep;
 
 use crate::access::Cluster;
 use crate::error::{Error, Result, code};
+use crate::owner::{Owner, PodOwners};
 use crate::pod::{Replica, UnusablePod, check_pod};
-use crate::resolve::{Owner, Selection, resolve};
+use crate::resolve::{Selection, resolve};
 use crate::rights;
 use crate::target::{Kind, Workload};
+
+const MIN_BACKOFF: Duration = Duration::from_millis(200);
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 /// The pods of a target at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,7 +54,7 @@ impl Replicas {
             cluster: cluster.clone(),
             target: target.clone(),
             owner: selection.owner.clone(),
-            jobs: HashMap::new(),
+            owners: PodOwners::new(cluster, &target.namespace),
             pods: BTreeMap::new(),
             relisted: BTreeMap::new(),
             pods_sender,
@@ -146,8 +151,7 @@ struct PodWatcher {
     cluster: Cluster,
     target: Workload,
     owner: Owner,
-    /// Whether a Job, by its uid, belongs to the CronJob that is the target.
-    jobs: HashMap<String, bool>,
+    owners: PodOwners,
     pods: BTreeMap<String, Pod>,
     /// The pods of a new list that is not complete yet.
     relisted: BTreeMap<String, Pod>,
@@ -163,7 +167,20 @@ impl PodWatcher {
         let mut events = pin!(events);
         while let Some(event) = events.next().await {
             match event {
-                Ok(event) => self.apply(event).await,
+                Ok(event) => {
+                    let Err(error) = self.apply(event).await else {
+                        continue;
+                    };
+                    tracing::debug!(
+                        resource = "owner",
+                        error = error_chain(&error),
+                        "request failed"
+                    );
+                    if let Some(first) = self.first.take() {
+                        let _ = first.send(Err(error));
+                        return;
+                    }
+                }
                 Err(error) => {
                     tracing::debug!(
                         resource = "pods",
@@ -180,11 +197,11 @@ impl PodWatcher {
         }
     }
 
-    async fn apply(&mut self, event: Event<Pod>) {
+    async fn apply(&mut self, event: Event<Pod>) -> Result<()> {
         match event {
             Event::Init => self.relisted.clear(),
             Event::InitApply(pod) => {
-                if self.is_of_target(&pod).await {
+                if self.is_of_target(&pod).await? {
                     self.relisted.insert(pod.name_any(), pod);
                 }
             }
@@ -196,7 +213,7 @@ impl PodWatcher {
                 }
             }
             Event::Apply(pod) => {
-                if self.is_of_target(&pod).await {
+                if self.is_of_target(&pod).await? {
                     self.pods.insert(pod.name_any(), pod);
                 } else {
                     self.pods.remove(&pod.name_any());
@@ -208,6 +225,7 @@ impl PodWatcher {
                 self.publish();
             }
         }
+        Ok(())
     }
 
     fn publish(&self) {
@@ -226,35 +244,32 @@ impl PodWatcher {
         });
     }
 
-    async fn is_of_target(&mut self, pod: &Pod) -> bool {
-        let owners = pod.owner_references();
-        let controller = owners.iter().find(|owner| owner.controller == Some(true));
-        match &self.owner {
-            Owner::Any => true,
-            Owner::Kind(kind) => controller.is_some_and(|owner| owner.kind == *kind),
-            Owner::Object(uid) => controller.is_some_and(|owner| owner.uid == *uid),
-            Owner::JobOf(cron_job) => match controller {
-                Some(owner) if owner.kind == "Job" => {
-                    let cron_job = cron_job.clone();
-                    self.belongs_to(owner, &cron_job).await
+    /// Whether the target controls a pod. After the first list, a failure of the API server is transient: the request is
+    /// repeated, and the last pods stay valid.
+    async fn is_of_target(&mut self, pod: &Pod) -> Result<bool> {
+        let mut backoff = Backoff::new(MIN_BACKOFF, MAX_BACKOFF);
+        loop {
+            let error = match self.owners.is_of(pod, &self.owner).await {
+                Ok(is_of_target) => return Ok(is_of_target),
+                Err(error) => error,
+            };
+            match code(&error) {
+                Some(403) => return Err(self.forbidden("read the owner of a pod").await),
+                _ if self.first.is_some() => {
+                    return Err(self.cluster.first_error("read the owner of a pod", error));
                 }
-                _ => false,
-            },
+                _ => {}
+            }
+            let error = error_chain(&error);
+            tracing::debug!(resource = "owner", error, "request failed, retrying");
+            sleep(backoff.next_delay()).await;
         }
     }
 
-    async fn belongs_to(&mut self, job: &OwnerReference, cron_job: &str) -> bool {
-        if let Some(cached) = self.jobs.get(&job.uid) {
-            return *cached;
-        }
-        let jobs: Api<Job> = Api::namespaced(self.cluster.client.clone(), &self.target.namespace);
-        let Ok(found) = jobs.get(&job.name).await else {
-            return false;
-        };
-        let owners = found.owner_references();
-        let belongs = owners.iter().any(|owner| owner.uid == cron_job);
-        self.jobs.insert(job.uid.clone(), belongs);
-        belongs
+    async fn forbidden(&self, action: &str) -> Error {
+        let needed = rights::for_session(self.target.kind);
+        let (client, namespace) = (&self.cluster.client, &self.target.namespace);
+        rights::forbidden(client, namespace, action, None, &needed).await
     }
 
     /// The error if the pods could not be listed at all.
@@ -265,13 +280,8 @@ impl PodWatcher {
         else {
             return self.no_list(error_chain(&error));
         };
-        let namespace = &self.target.namespace;
         match code(&source) {
-            Some(403) => {
-                let needed = rights::for_session(self.target.kind);
-                let client = &self.cluster.client;
-                rights::forbidden(client, namespace, "list pods", None, &needed).await
-            }
+            Some(403) => self.forbidden("list pods").await,
             Some(400) => {
                 self.no_list("a selector is written as for `kubectl get pods -l`".to_owned())
             }

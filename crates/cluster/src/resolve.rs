@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::access::Cluster;
 use crate::error::{Error, Result, code};
+use crate::owner::Owner;
 use crate::rights;
 use crate::target::{Kind, Workload};
 
@@ -28,18 +29,6 @@ pub(crate) struct Selection {
 pub(crate) enum Filter {
     Name(String),
     Labels(String),
-}
-
-/// The required owner of a pod. Labels alone may also match pods of other controllers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Owner {
-    Any,
-    /// An object of this kind.
-    Kind(&'static str),
-    /// The object with this uid.
-    Object(String),
-    /// A Job that belongs to the CronJob with this uid.
-    JobOf(String),
 }
 
 impl Selection {
@@ -60,38 +49,39 @@ pub(crate) async fn resolve(cluster: &Cluster, target: &Workload) -> Result<Sele
         Kind::Selector => (Filter::Labels(target.name.clone()), Owner::Any),
         Kind::Deployment => {
             let found: Deployment = lookup.get().await?;
+            let uid = found.uid().unwrap_or_default();
             let selector = found.spec.map(|spec| spec.selector);
-            (lookup.labels(selector)?, Owner::Kind("ReplicaSet"))
+            (lookup.labels(selector)?, Owner::Indirect(uid))
         }
         Kind::ReplicaSet => {
             let found: ReplicaSet = lookup.get().await?;
             let uid = found.uid().unwrap_or_default();
             let selector = found.spec.map(|spec| spec.selector);
-            (lookup.labels(selector)?, Owner::Object(uid))
+            (lookup.labels(selector)?, Owner::Direct(uid))
         }
         Kind::StatefulSet => {
             let found: StatefulSet = lookup.get().await?;
             let uid = found.uid().unwrap_or_default();
             let selector = found.spec.map(|spec| spec.selector);
-            (lookup.labels(selector)?, Owner::Object(uid))
+            (lookup.labels(selector)?, Owner::Direct(uid))
         }
         Kind::DaemonSet => {
             let found: DaemonSet = lookup.get().await?;
             let uid = found.uid().unwrap_or_default();
             let selector = found.spec.map(|spec| spec.selector);
-            (lookup.labels(selector)?, Owner::Object(uid))
+            (lookup.labels(selector)?, Owner::Direct(uid))
         }
         Kind::Job => {
             let found: Job = lookup.get().await?;
             let uid = found.uid().unwrap_or_default();
             let selector = found.spec.and_then(|spec| spec.selector);
-            (lookup.labels(selector)?, Owner::Object(uid))
+            (lookup.labels(selector)?, Owner::Direct(uid))
         }
         Kind::CronJob => {
             let found: CronJob = lookup.get().await?;
             let uid = found.uid().unwrap_or_default();
             let of_jobs = Filter::Labels("batch.kubernetes.io/job-name".to_owned());
-            (of_jobs, Owner::JobOf(uid))
+            (of_jobs, Owner::Indirect(uid))
         }
         Kind::Service => {
             let found: Service = lookup.get().await?;
@@ -102,7 +92,10 @@ pub(crate) async fn resolve(cluster: &Cluster, target: &Workload) -> Result<Sele
             });
             (lookup.labels(selector)?, Owner::Any)
         }
-        Kind::Rollout => (lookup.rollout().await?, Owner::Kind("ReplicaSet")),
+        Kind::Rollout => {
+            let (filter, uid) = lookup.rollout().await?;
+            (filter, Owner::Indirect(uid))
+        }
     };
     Ok(Selection { filter, owner })
 }
@@ -156,13 +149,15 @@ impl Lookup<'_> {
         })
     }
 
-    /// Rollouts are not part of Kubernetes, and may refer to a Deployment instead of having a selector of their own.
-    async fn rollout(&self) -> Result<Filter> {
+    /// Rollouts are not part of Kubernetes, and may refer to a Deployment instead of having a selector of their own. They
+    /// control their own ReplicaSets in any case. Returns the filter of the pods, and the uid of the Rollout.
+    async fn rollout(&self) -> Result<(Filter, String)> {
         let kind = GroupVersionKind::gvk("argoproj.io", "v1alpha1", "Rollout");
         let resource = ApiResource::from_gvk(&kind);
         let (client, namespace) = (self.cluster.client.clone(), &self.target.namespace);
         let rollout = Api::<DynamicObject>::namespaced_with(client, namespace, &resource);
         let rollout = self.get_with(rollout).await?;
+        let uid = rollout.uid().unwrap_or_default();
         let own = rollout.data.pointer("/spec/selector").cloned();
         let selector = match own {
             Some(selector) => Some(selector_of(selector)),
@@ -181,7 +176,7 @@ impl Lookup<'_> {
                 found.spec.map(|spec| spec.selector)
             }
         };
-        self.labels(selector)
+        Ok((self.labels(selector)?, uid))
     }
 
     fn labels(&self, selector: Option<LabelSelector>) -> Result<Filter> {

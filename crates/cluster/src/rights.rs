@@ -34,8 +34,11 @@ pub(crate) fn to_resolve(kind: Kind) -> Vec<Right> {
         .map(|(group, resource)| right(group, resource, "get"))
         .into_iter()
         .collect();
-    if kind == Kind::CronJob {
-        rights.push(right("batch", "jobs", "get"));
+    // What is between the target and its pods.
+    match kind {
+        Kind::CronJob => rights.push(right("batch", "jobs", "get")),
+        Kind::Deployment | Kind::Rollout => rights.push(right("apps", "replicasets", "get")),
+        _ => {}
     }
     rights.extend([right("", "pods", "list"), right("", "pods", "watch")]);
     rights
@@ -167,6 +170,9 @@ rules:
   verbs: [create, get]
 - apiGroups: [\"apps\"]
   resources: [deployments]
+  verbs: [get]
+- apiGroups: [\"apps\"]
+  resources: [replicasets]
   verbs: [get]
 "
         );

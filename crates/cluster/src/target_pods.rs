@@ -1,15 +1,13 @@
 //! The pods of a target at one moment, for callers that poll anyway. See [`crate::Replicas`] for a watch.
 
-use std::collections::HashSet;
-
-use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
 use kube::api::ListParams;
-use kube::{Api, ResourceExt as _};
 
 use crate::access::Cluster;
 use crate::error::{Error, Result};
-use crate::resolve::{Filter, Owner, resolve};
+use crate::owner::{Owner, PodOwners, unreadable};
+use crate::resolve::{Filter, resolve};
 use crate::target::Workload;
 
 /// Resolves a target, and lists its pods.
@@ -22,32 +20,16 @@ pub async fn list_target_pods(cluster: &Cluster, target: &Workload) -> Result<Ve
     };
     let found = pods.list(&parameters).await;
     let found = found.map_err(|error| Error::api(format!("list the pods of {target}"), error))?;
-    let jobs = match &selection.owner {
-        Owner::JobOf(cron_job) => jobs_of(cluster, &target.namespace, cron_job).await?,
-        _ => HashSet::new(),
-    };
-    let is_of_target = |pod: &Pod| {
-        let owners = pod.owner_references();
-        let controller = owners.iter().find(|owner| owner.controller == Some(true));
-        match &selection.owner {
-            Owner::Any => true,
-            Owner::Kind(kind) => controller.is_some_and(|owner| owner.kind == *kind),
-            Owner::Object(uid) => controller.is_some_and(|owner| owner.uid == *uid),
-            Owner::JobOf(_) => controller.is_some_and(|owner| jobs.contains(&owner.uid)),
+    let mut owners = PodOwners::new(cluster, &target.namespace);
+    if matches!(selection.owner, Owner::Indirect(_)) {
+        owners.prepare(&found.items).await.map_err(unreadable)?;
+    }
+    let mut of_target = Vec::new();
+    for pod in found.items {
+        let is_of_target = owners.is_of(&pod, &selection.owner).await;
+        if is_of_target.map_err(unreadable)? {
+            of_target.push(pod);
         }
-    };
-    Ok(found.items.into_iter().filter(is_of_target).collect())
-}
-
-async fn jobs_of(cluster: &Cluster, namespace: &str, cron_job: &str) -> Result<HashSet<String>> {
-    let jobs: Api<Job> = Api::namespaced(cluster.client.clone(), namespace);
-    let found = jobs.list(&ListParams::default()).await;
-    let found = found.map_err(|error| Error::api("list jobs", error))?;
-    let is_of_target = |job: &Job| {
-        job.owner_references()
-            .iter()
-            .any(|owner| owner.uid == cron_job)
-    };
-    let ours = found.items.iter().filter(|job| is_of_target(job));
-    Ok(ours.filter_map(kube::ResourceExt::uid).collect())
+    }
+    Ok(of_target)
 }

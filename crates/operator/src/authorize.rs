@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::{GROUP, TargetKind, TargetPath, VERSION};
 use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus,
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -12,6 +12,8 @@ use kube::{Api, Client};
 use crate::error::KubeResultExt as _;
 use crate::front_proxy::User;
 use crate::response::Refusal;
+
+pub(crate) mod revocation;
 
 const VERB: &str = "proxy";
 const RESOURCE: &str = "targets";
@@ -23,18 +25,40 @@ pub(crate) async fn authorize(
     namespace: &str,
     target: &TargetPath,
 ) -> Result<(), Refusal> {
-    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
     for name in names(target) {
-        let review = review(user, namespace, name);
-        let reviewed = reviews
-            .create(&PostParams::default(), &review)
-            .await
-            .action("review a user's rights")?;
-        if reviewed.status.is_some_and(|status| status.allowed) {
+        if is_authorized(client, user, namespace, name).await? {
             return Ok(());
         }
     }
     Err(Refusal::forbidden(refusal(user, namespace, target)))
+}
+
+/// Whether the user may have sessions with one target, or with all targets of the namespace.
+pub(crate) async fn is_authorized(
+    client: &Client,
+    user: &User,
+    namespace: &str,
+    name: Option<String>,
+) -> Result<bool, Refusal> {
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    let reviewed = reviews
+        .create(&PostParams::default(), &review(user, namespace, name))
+        .await
+        .action("review a user's rights")?;
+    is_allowed(reviewed.status.as_ref())
+}
+
+/// The decision of a review. An authorizer that has failed has not decided, so the request can be repeated.
+fn is_allowed(status: Option<&SubjectAccessReviewStatus>) -> Result<bool, Refusal> {
+    let Some(status) = status else {
+        return Ok(false);
+    };
+    match &status.evaluation_error {
+        Some(error) if !status.allowed && status.denied != Some(true) => Err(Refusal::unavailable(
+            format!("the cluster cannot review the rights of the user: {error}; try again"),
+        )),
+        _ => Ok(status.allowed),
+    }
 }
 
 /// A rule may name a target with or without its container. Labels can select every pod of the namespace, also pods that
@@ -133,6 +157,30 @@ mod tests {
                 "deployment.checkout"
             ]
         );
+    }
+
+    #[test]
+    fn a_failed_authorizer_has_not_decided() {
+        let status = |allowed, denied, error: Option<&str>| SubjectAccessReviewStatus {
+            allowed,
+            denied,
+            evaluation_error: error.map(str::to_owned),
+            ..SubjectAccessReviewStatus::default()
+        };
+        // The status, and whether it allows, or the code of the refusal.
+        let cases = [
+            (None, Ok(false)),
+            (Some(status(true, None, None)), Ok(true)),
+            (Some(status(true, None, Some("webhook"))), Ok(true)),
+            (Some(status(false, None, None)), Ok(false)),
+            (Some(status(false, Some(true), Some("webhook"))), Ok(false)),
+            (Some(status(false, None, Some("webhook"))), Err(503)),
+            (Some(status(false, Some(false), Some("webhook"))), Err(503)),
+        ];
+        for (status, expected) in cases {
+            let found = is_allowed(status.as_ref()).map_err(|refusal| refusal.code.as_u16());
+            assert_eq!(found, expected, "{status:?}");
+        }
     }
 
     #[test]

@@ -32,6 +32,7 @@ use tokio::time::{Instant, timeout};
 use self::resume::find_or_create;
 use crate::Shared;
 use crate::authorize::authorize;
+use crate::authorize::revocation::Authorization;
 use crate::controller::workload;
 use crate::front_proxy::User;
 use crate::multicluster::member_clusters;
@@ -92,6 +93,11 @@ pub(crate) async fn connect(
         .metrics
         .session_start_seconds
         .observe(began.elapsed().as_secs_f64());
+    let authorization = Authorization {
+        user: user.clone(),
+        namespace: connect_request.namespace,
+        target: connect_request.target,
+    };
     let upgrade = hyper::upgrade::on(&mut request);
     let shared = Arc::clone(shared);
     let relays = shared.relays.clone();
@@ -102,9 +108,9 @@ pub(crate) async fn connect(
                 let limits = Some(link::channels::websocket_config());
                 let socket = WebSocketStream::from_raw_socket(socket, Role::Server, limits).await;
                 if is_multi_cluster {
-                    member_clusters::relay::relay(&shared, name, socket).await;
+                    member_clusters::relay::relay(&shared, name, authorization, socket).await;
                 } else {
-                    relay::relay(&shared, name, socket).await;
+                    relay::relay(&shared, name, authorization, socket).await;
                 }
             }
             Err(error) => tracing::debug!(%error, "upgrade failed"),
@@ -231,7 +237,7 @@ impl Caller {
             username: self.name.clone(),
             hostname: self.hostname.clone(),
             k8s_username: user.name.clone(),
-            k8s_groups: Vec::new(),
+            k8s_groups: user.groups.clone(),
         }
     }
 }

@@ -7,13 +7,13 @@
 mod apply;
 mod observe;
 mod plan;
+mod service_pods;
 mod validate;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::MirrordClusterSession;
-use api::session::SessionPhase;
 use cluster::Cluster;
 use error_chain::error_chain;
 use futures_util::stream::{iter, select};
@@ -29,7 +29,7 @@ use kube::runtime::{PredicateConfig, WatchStreamExt as _, reflector, watcher};
 use kube::{Api, ResourceExt as _};
 
 pub(crate) use self::plan::plan_close;
-use self::plan::{Observed, Plan, plan, plan_deletion};
+use self::plan::{Observed, Plan, plan, plan_deletion, plan_denied, requeue_delay};
 use self::validate::Invalid;
 pub(crate) use self::validate::ValidatedSpec;
 pub(crate) use self::validate::{agent_mode, workload};
@@ -126,7 +126,10 @@ async fn reconcile(
         reconcile_active(&shared, &session, spec, now).await?
     };
     apply::report(&shared, &session, &plan).await?;
-    Ok(Action::requeue(plan.requeue_after))
+    let settings = &shared.settings.session;
+    Ok(Action::requeue(requeue_delay(
+        &session, &plan, settings, now,
+    )))
 }
 
 /// Reconciles a session that has not ended.
@@ -144,19 +147,15 @@ async fn reconcile_active(
             return Ok(plan(session, None, &missing, mode, now));
         }
     };
-    if is_new(session)
-        && let Err(refusal) = assertion::authorize_child(shared, session).await
-    {
+    // Each time: this cluster's rules and the user that a Primary asserts may have changed.
+    if let Err(refusal) = assertion::authorize_child(shared, session).await {
         return match refusal.code {
-            StatusCode::FORBIDDEN => {
-                let missing = Observed::missing(refusal.message);
-                Ok(plan(session, None, &missing, mode, now))
-            }
+            StatusCode::FORBIDDEN => Ok(plan_denied(session, refusal.message, now)),
             _ => Err(Error::AccessReview(refusal.message)),
         };
     }
     let cluster = Cluster::new(shared.client.clone(), session.spec.namespace.clone());
-    let mut observed = observe::observe(shared, &cluster, &spec).await?;
+    let mut observed = observe::observe(shared, &cluster, session, &spec).await?;
     let first = plan(session, Some(&spec), &observed, mode, now);
     if first.start.is_empty() && first.regrant.is_empty() {
         return Ok(first);
@@ -165,12 +164,6 @@ async fn reconcile_active(
     apply::regrant(shared, &spec, &first, &mut observed).await;
     // The report includes the results of the first plan.
     Ok(plan(session, Some(&spec), &observed, mode, now))
-}
-
-/// Whether no agent of the session has become ready yet.
-fn is_new(session: &MirrordClusterSession) -> bool {
-    let phase = session.status.as_ref().and_then(|status| status.phase);
-    matches!(phase, None | Some(SessionPhase::Pending))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the controller's signature")]

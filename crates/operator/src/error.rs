@@ -50,7 +50,7 @@ pub enum Error {
     NoRole { cluster: String },
     #[error("cannot check whether this cluster allows the user: {0}")]
     AccessReview(String),
-    #[error("the request to {action} returned no token")]
+    #[error("the request to {action} returned no token of at most 16 KiB")]
     NoToken { action: String },
     #[error("bug in the operator: {0}")]
     Panicked(String),

@@ -4,6 +4,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`auth`] | credentials for members |
+//! | [`bounds`] | limits of what a member may write into memory and objects |
 //! | [`clusters`] | the administrator's configuration, validated once |
 //! | [`environment`] | environment variables of AWS roles |
 //! | [`member_client`] | keeps a client for each member: watches credentials, checks health |
@@ -12,8 +13,11 @@
 //! | [`targets`] | the targets of all clusters |
 
 pub(crate) mod auth;
+pub(crate) mod bounds;
 pub(crate) mod clusters;
 pub(crate) mod environment;
+#[cfg(test)]
+mod hostile;
 pub(crate) mod member_client;
 pub(crate) mod member_clusters;
 pub(crate) mod sessions;

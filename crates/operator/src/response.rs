@@ -178,21 +178,34 @@ pub(crate) fn one<T: ListedObject>(object: &T, format: ResponseFormat) -> ApiRes
 }
 
 pub(crate) fn list<T: ListedObject>(objects: &[T], format: ResponseFormat) -> ApiResponse {
-    match format {
-        ResponseFormat::Object => json(&json!({
+    list_page(objects, None, format)
+}
+
+/// A page of a list, with the token of the next page if there is one.
+pub(crate) fn list_page<T: ListedObject>(
+    objects: &[T],
+    next: Option<&str>,
+    format: ResponseFormat,
+) -> ApiResponse {
+    let metadata = match next {
+        Some(next) => json!({"continue": next}),
+        None => json!({}),
+    };
+    let mut list = match format {
+        ResponseFormat::Object => json!({
             "apiVersion": api::GROUP_VERSION,
             "kind": format!("{}List", T::KIND),
-            "metadata": {},
             "items": objects,
-        })),
-        ResponseFormat::Table => json(&table(objects)),
-        ResponseFormat::MetadataOnly => json(&json!({
+        }),
+        ResponseFormat::Table => table(objects),
+        ResponseFormat::MetadataOnly => json!({
             "apiVersion": "meta.k8s.io/v1",
             "kind": "PartialObjectMetadataList",
-            "metadata": {},
             "items": objects.iter().map(metadata_only).collect::<Vec<_>>(),
-        })),
-    }
+        }),
+    };
+    list["metadata"] = metadata;
+    json(&list)
 }
 
 /// Adds warnings to a response. kubectl prints them.

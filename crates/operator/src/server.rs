@@ -27,9 +27,9 @@ use crate::connect::{self, ConnectRequest};
 use crate::error::Error;
 use crate::front_proxy::User;
 use crate::metrics::RequestLabels;
-use crate::response::{ApiResponse, Refusal, ResponseFormat, json, list, one, warning};
+use crate::response::{ApiResponse, Refusal, ResponseFormat, json, list, list_page, one, warning};
 use crate::routes::{self, ApiRequest};
-use crate::targets::{TargetFilter, TargetList};
+use crate::targets::{TargetFilter, TargetList, TargetPage};
 use crate::{Shared, discovery, multicluster, openapi, overview, sessions, targets, users};
 
 /// The delay after a failed `accept`.
@@ -183,7 +183,9 @@ async fn handle(
             let labels = label_selector(query)?;
             let filter = TargetFilter { namespace, labels };
             let found = list_targets(shared, &filter, query).await?;
-            Ok(warning(list(&found.targets, format), &found.warnings))
+            let page = TargetPage::requested(found.targets, query);
+            let response = list_page(&page.targets, page.next.as_deref(), format);
+            Ok(warning(response, &found.warnings))
         }
         ApiRequest::Target { namespace, target } => {
             let filter = TargetFilter {

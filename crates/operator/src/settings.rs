@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use api::session::SessionClosed;
 pub use cluster::{AgentSettings, PodSettings};
 
 use crate::multicluster::MultiCluster;
@@ -62,19 +63,41 @@ pub enum AgentMode {
     Node,
 }
 
-/// How long sessions wait for their client to reconnect.
+/// How long sessions last, and how long they wait for their client to reconnect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionSettings {
     /// The default resume window.
     pub time_to_live: Duration,
     /// The maximum resume window.
     pub max_resume: Duration,
+    /// The maximum age of a session, if there is one.
+    pub max_age: Option<Duration>,
+    /// The interval at which the rights of connected users are reviewed.
+    pub review_interval: Duration,
 }
 
 impl SessionSettings {
     /// The heartbeat interval of a session. Several heartbeats fit into the time that the session waits for its client.
     pub(crate) fn heartbeat(&self, default: Duration) -> Duration {
         default.min(self.time_to_live / 4)
+    }
+
+    /// How long a session of this age may still last. `None` without a maximum.
+    pub(crate) fn remaining(&self, age: Duration) -> Option<Duration> {
+        self.max_age.map(|max_age| max_age.saturating_sub(age))
+    }
+
+    /// The end of a session that has reached the maximum age.
+    pub(crate) fn end_of_age(&self, age: Duration) -> Option<SessionClosed> {
+        let max_age = self.max_age.filter(|max_age| age >= *max_age)?;
+        Some(SessionClosed {
+            reason: "MaxAge".to_owned(),
+            message: format!(
+                "the session has reached the maximum age of {} s, which the administrator has set \
+                 (`operator.session.maxSecs`); start a new one",
+                max_age.as_secs()
+            ),
+        })
     }
 }
 

@@ -25,6 +25,52 @@ pub(crate) struct TargetFilter {
     pub(crate) labels: Option<String>,
 }
 
+/// A page of a list, which is sorted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct TargetPage {
+    pub(crate) targets: Vec<Target>,
+    /// The token of the next page.
+    pub(crate) next: Option<String>,
+}
+
+impl TargetPage {
+    /// The page that a Primary requests. Others get the whole list, because each page costs as much as the list.
+    pub(crate) fn requested(targets: Vec<Target>, query: &str) -> Self {
+        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        let pairs: BTreeMap<&str, &str> = pairs.collect();
+        if pairs.get("multi_cluster") != Some(&"false") {
+            return Self::of(targets, None, None);
+        }
+        let limit = pairs.get("limit").and_then(|limit| limit.parse().ok());
+        let after = pairs.get("continue").map(|after| {
+            let after = percent_encoding::percent_decode_str(after);
+            after.decode_utf8_lossy()
+        });
+        Self::of(targets, limit, after.as_deref())
+    }
+
+    /// The page after the one with this token. Without a limit it has all targets.
+    pub(crate) fn of(mut targets: Vec<Target>, limit: Option<usize>, after: Option<&str>) -> Self {
+        if let Some(after) = after {
+            targets.retain(|target| page_key(target).as_str() > after);
+        }
+        let limit = limit.filter(|limit| (1..targets.len()).contains(limit));
+        if let Some(limit) = limit {
+            targets.truncate(limit);
+        }
+        let next = limit.and_then(|_| targets.last().map(page_key));
+        Self { targets, next }
+    }
+}
+
+/// It sorts like the list: a space is less than any character of a name.
+fn page_key(target: &Target) -> String {
+    let metadata = &target.metadata;
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    let name = metadata.name.as_deref().unwrap_or_default();
+    format!("{namespace} {name}")
+}
+
 /// A list of targets.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct TargetList {

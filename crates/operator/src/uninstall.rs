@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, KubeResultExt as _, Result};
-use crate::multicluster::auth::bearer::TOKENS;
+use crate::multicluster::auth::token_secrets::SHARED;
 use crate::settings::Settings;
 
 /// How long the operator, if it still runs, may take to end its sessions.
@@ -32,15 +32,15 @@ pub async fn uninstall() -> Result<()> {
     remove_tokens(&client).await
 }
 
-/// Removes the tokens for member clusters, which are not part of the chart.
+/// Removes the tokens of an older operator, which are not part of the chart. The chart removes the others.
 async fn remove_tokens(client: &Client) -> Result<()> {
     let secrets: Api<Secret> = Api::default_namespaced(client.clone());
-    match secrets.delete(TOKENS, &DeleteParams::default()).await {
+    match secrets.delete(SHARED, &DeleteParams::default()).await {
         // Without member clusters, there is no such Secret and no permission to delete it.
         Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(()),
         other => other
             .map(drop)
-            .action(format!("remove the Secret {TOKENS}")),
+            .action(format!("remove the Secret {SHARED}")),
     }
 }
 

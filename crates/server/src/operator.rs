@@ -83,6 +83,12 @@ struct OperatorArguments {
     /// The longest time that a session waits for its client
     #[arg(long, value_name = "SECONDS", default_value = "900", value_parser = clap::value_parser!(u64).range(MIN_SESSION_TTL..))]
     session_max_resume: u64,
+    /// The maximum age of a session; without it, a session lasts as long as its client
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    session_max_age: Option<u64>,
+    /// How often the rights of connected users are reviewed
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = clap::value_parser!(u64).range(1..))]
+    rights_review_interval: u64,
     /// Where agents run: in the target's pod, in a pod on its node, or permanently on every node
     #[arg(long, value_name = "MODE", default_value = "ephemeral")]
     agent_mode: Mode,
@@ -191,6 +197,8 @@ fn settings(arguments: OperatorArguments) -> Result<Settings> {
         session: SessionSettings {
             time_to_live: Duration::from_secs(arguments.session_ttl),
             max_resume: Duration::from_secs(arguments.session_max_resume),
+            max_age: arguments.session_max_age.map(Duration::from_secs),
+            review_interval: Duration::from_secs(arguments.rights_review_interval),
         },
         agent_mode: arguments.agent_mode.into(),
         targetless: !arguments.no_targetless,

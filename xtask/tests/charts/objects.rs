@@ -428,3 +428,48 @@ fn the_api_goes_before_everything_else() {
     let container = &job["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(words(&container["args"]), ["operator-uninstall"]);
 }
+
+/// A Primary must not change sessions in a member, and each of its members has its own Secret for tokens.
+#[test]
+fn a_primary_cannot_change_sessions_of_a_member() {
+    let objects = objects(&["operator.multiClusterMember=true"]);
+    let of_primary = |object: &&Value| {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        object["kind"] == "ClusterRole" && name.starts_with("mirrord-operator-envoy")
+    };
+    let roles: Vec<&Value> = objects.iter().filter(of_primary).collect();
+    assert_eq!(roles.len(), 2);
+    for role in roles {
+        for rule in role["rules"].as_array().unwrap() {
+            let text = rule.to_string();
+            let changes = ["patch", "update", "deletecollection", "*"];
+            assert!(
+                !changes
+                    .iter()
+                    .any(|verb| text.contains(&format!("\"{verb}\""))),
+                "{text}"
+            );
+            assert!(!text.contains("multiclustersessions"), "{text}");
+        }
+    }
+    let policy = find(
+        &objects,
+        "ValidatingAdmissionPolicy",
+        "mirrord-operator-sessions",
+    )
+    .unwrap();
+    let validations = policy["spec"]["validations"].to_string();
+    assert!(
+        validations.contains("object.spec == oldObject.spec"),
+        "{validations}"
+    );
+    for name in [
+        "mirrordclustersessions.mirrord.metalbear.co",
+        "mirrordmulticlustersessions.operator.metalbear.co",
+    ] {
+        let definition = find(&objects, "CustomResourceDefinition", name).unwrap();
+        let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let rules = &schema["properties"]["spec"]["x-kubernetes-validations"];
+        assert_eq!(rules[0]["rule"], "self == oldSelf", "{name}");
+    }
+}

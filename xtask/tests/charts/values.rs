@@ -87,6 +87,11 @@ const SETTINGS: &[(&str, &str)] = &[
         "operator.session.maxResumeSecs",
         "operator.session.maxResumeSecs=901",
     ),
+    ("operator.session.maxSecs", "operator.session.maxSecs=3600"),
+    (
+        "operator.session.rightsReviewSecs",
+        "operator.session.rightsReviewSecs=60",
+    ),
     (
         "operator.session.showFilterPatterns",
         "operator.session.showFilterPatterns=false",
@@ -155,6 +160,25 @@ const WRONG: &[(&str, &str)] = &[
     ),
     ("operator.licenseSecret=UPPER", "/operator/licenseSecret"),
     ("operator.session.ttlSecs=0", "/operator/session/ttlSecs"),
+    ("operator.session.maxSecs=-1", "/operator/session/maxSecs"),
+    (
+        "operator.session.rightsReviewSecs=0",
+        "/operator/session/rightsReviewSecs",
+    ),
+    (
+        "operator.multiClusterMember=true+operator.multiClusterMemberUserAuthorization=true",
+        "`operator.multiClusterMemberGroupPrefix` is missing",
+    ),
+    (
+        "operator.multiClusterMember=true+operator.multiClusterMemberUserAuthorization=true\
+         +operator.multiClusterMemberGroupPrefix=system:",
+        "`operator.multiClusterMemberGroupPrefix` begins with `system:`",
+    ),
+    (
+        "operator.multiClusterMember=true+operator.multiClusterMemberUserAuthorization=true\
+         +operator.multiClusterMemberGroupPrefix=hub:+operator.multiClusterMemberUserPrefix=system:serviceaccount:",
+        "`operator.multiClusterMemberUserPrefix` begins with `system:`",
+    ),
     (
         "operator.session.showFilterPatterns=some",
         "/operator/session/showFilterPatterns",

@@ -198,10 +198,9 @@ impl Reconnector {
             };
             tracing::info!(reason = why, "operator disconnected");
             if why == SESSION_ENDED {
-                self.set_state(ConnectionState::Ended(
-                    "it was ended in the cluster".to_owned(),
-                ));
-                return;
+                let reason = connection.endpoints.borrow().ended.clone();
+                let reason = reason.unwrap_or_else(|| "it was ended in the cluster".to_owned());
+                return self.set_state(ConnectionState::Ended(reason));
             }
             let why = if why.is_empty() { "it was lost" } else { &why };
             self.set_state(ConnectionState::Disconnected(format!(
@@ -228,6 +227,10 @@ impl Reconnector {
                         let now = endpoints.borrow_and_update().clone();
                         if now.draining {
                             return ReplaceReason::Draining;
+                        }
+                        // The last message. The operator closes the connection now.
+                        if now.ended.is_some() {
+                            continue;
                         }
                         self.endpoints.send_if_modified(|before| {
                             let is_new = *before != now;
@@ -397,7 +400,7 @@ mod tests {
                 handovers,
                 ..ClusterEndpoints::default()
             }],
-            draining: false,
+            ..AgentEndpoints::default()
         }
     }
 

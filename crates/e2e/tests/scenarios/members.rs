@@ -97,6 +97,57 @@ async fn one_session_covers_the_members(scenario: &Scenario<'_>) -> Result<()> {
     west.uninstall()
 }
 
+/// The Primary's account may not change its part of a session, not even with every right in RBAC.
+fn the_primary_changes_no_session(member: &Operator, child: &str) -> Result<()> {
+    let account = format!(
+        "--as=system:serviceaccount:{}:mirrord-operator-envoy",
+        member.namespace.name
+    );
+    let object = format!("mirrordclustersessions/{child}");
+    let spec = r#"{"spec": {"namespace": "kube-system", "target": "deployment/coredns"}}"#;
+    let own = "a Primary makes and removes only its own parts of sessions";
+    let administrator = "--as-group=system:masters";
+    let cases: [(&str, &[&str], &str); 3] = [
+        (spec, &[], "cannot patch resource"),
+        (
+            spec,
+            &[administrator],
+            "the spec of a session never changes",
+        ),
+        (r#"{"metadata": {"finalizers": []}}"#, &[administrator], own),
+    ];
+    for (change, groups, expected) in cases {
+        let patch = [
+            "patch",
+            &object,
+            "--type=merge",
+            "--patch",
+            change,
+            &account,
+        ];
+        let refused = member.namespace.kubectl(&[&patch, groups].concat()).err();
+        let refused = format!(
+            "{:#}",
+            refused.with_context(|| format!("{change} was accepted"))?
+        );
+        ensure!(refused.contains(expected), "{refused}");
+    }
+    // It may not make a session that is no part of one of its own.
+    let session = format!(
+        "apiVersion: mirrord.metalbear.co/v1alpha\nkind: MirrordClusterSession\nmetadata: {{name: session-00000000000000aa}}\n\
+         spec: {{owner: {{userId: '', username: '', hostname: '', k8sUsername: admin}}, namespace: {SHOP}, target: \
+         deployment/web, resumeWindowSecs: 60, clientCertificate: ''}}\n"
+    );
+    let mut file = tempfile::NamedTempFile::new()?;
+    file.write_all(session.as_bytes())?;
+    let path = file.path().to_str().context("no path")?;
+    let create = ["create", "--filename", path, &account];
+    let refused = member.namespace.kubectl(&create).err();
+    let refused = format!("{:#}", refused.context("the session was made")?);
+    ensure!(refused.contains(own), "{refused}");
+    Ok(())
+}
+
 /// East uses a token, and west a certificate whose Secret does not exist yet.
 fn hub_values(clusters: &OwnClusters, token: &str) -> Result<Value> {
     let member = |name: &str, method: &str| -> Result<Value> {
@@ -180,7 +231,7 @@ async fn tokens_renew_themselves(
         let stored = hub.namespace.kubectl(&[
             "get",
             "secret",
-            "mirrord-operator-cluster-tokens",
+            "mirrord-operator-cluster-token-east",
             "--ignore-not-found",
             stored,
         ])?;
@@ -263,6 +314,7 @@ async fn a_session_covers_both(hub: &Operator, east: &Operator, west: &Operator)
                 .namespace
                 .kubectl(&["get", "mirrordclustersessions", "--no-headers"])?;
         ensure!(children.contains(&expected), "{children}");
+        the_primary_changes_no_session(member, &expected)?;
     }
 
     // The hub's replicas are replaced: the session, its children and the endpoint numbers stay the same.

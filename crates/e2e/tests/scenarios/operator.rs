@@ -24,8 +24,7 @@ use link::{Link, Settings};
 use super::support::load_agent_image;
 use rights::{
     another_operator_is_refused, forged_sessions_are_refused, only_the_api_server_is_served,
-    sessions_are_not_changed_by_others, the_operator_creates_no_jobs_but_agents,
-    users_need_permissions,
+    sessions_are_not_changed, the_operator_creates_no_jobs_but_agents, users_need_permissions,
 };
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/standin-operator");
@@ -144,7 +143,7 @@ async fn a_session_reaches_every_pod_and_survives_a_replica(
         "the target does not show its users:\n{table}"
     );
 
-    sessions_are_not_changed_by_others(shop, id)?;
+    sessions_are_not_changed(operator, shop, id)?;
     bytes_are_counted_while_connections_are_open(operator)?;
 
     // The operator's replicas are replaced: the client is notified, reconnects, and resumes its session.

@@ -25,6 +25,7 @@ use tokio_util::io::{InspectReader, InspectWriter};
 
 use super::ports::PortTracker;
 use crate::Shared;
+use crate::authorize::revocation::Authorization;
 use crate::metrics::DirectionLabels;
 
 /// The default interval at which the session's object records that the client is connected.
@@ -39,8 +40,12 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// As large as the messages of a WebSocket, so that each is one write.
 const BUFFER_BYTES: usize = 128 * 1024;
 
-pub(super) async fn relay<S>(shared: &Arc<Shared>, name: String, socket: WebSocketStream<S>)
-where
+pub(super) async fn relay<S>(
+    shared: &Arc<Shared>,
+    name: String,
+    authorization: Authorization,
+    socket: WebSocketStream<S>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (channels, events, driver) = Channels::over(socket);
@@ -49,6 +54,7 @@ where
         shared: Arc::clone(shared),
         ports: PortTracker::new(shared, &name),
         name,
+        authorization,
         channels,
     };
     let _connection = shared.metrics.connection_guard();
@@ -70,6 +76,7 @@ where
 struct Relay {
     shared: Arc<Shared>,
     name: String,
+    authorization: Authorization,
     channels: Channels,
     ports: Arc<PortTracker>,
 }
@@ -82,6 +89,11 @@ impl Relay {
         let mut sent = None;
         let mut is_draining = false;
         let mut handover_deadline = pin!(self.shared.handover_deadline());
+        let review_interval = self.shared.settings.session.review_interval;
+        let mut revoked = pin!(
+            self.authorization
+                .revoked(&self.shared.client, review_interval)
+        );
         loop {
             tokio::select! {
                 event = events.recv() => match event {
@@ -92,7 +104,7 @@ impl Relay {
                 },
                 changed = changes.changed() => {
                     let Some(session) = self.session().filter(|_| changed.is_ok()) else {
-                        return self.channels.end(SESSION_ENDED);
+                        return self.end(sent, self.closed_message());
                     };
                     let endpoints = AgentEndpoints { draining: is_draining, ..endpoints(&session) };
                     if sent.as_ref() != Some(&endpoints) {
@@ -101,6 +113,11 @@ impl Relay {
                     }
                 }
                 _ = heartbeats.tick() => self.heartbeat(false).await,
+                message = &mut revoked => {
+                    tracing::info!(session = self.name, "right removed, ending session");
+                    self.record_denial(&message).await;
+                    return self.end(sent, Some(message));
+                }
                 () = self.shared.draining.cancelled(), if !is_draining => {
                     is_draining = true;
                     if let Some(session) = self.session() {
@@ -123,6 +140,35 @@ impl Relay {
                 .as_ref()
                 .is_some_and(|status| status.closed.is_some());
         (!has_ended).then_some(session)
+    }
+
+    /// The reason that the session's object has for its end.
+    fn closed_message(&self) -> Option<String> {
+        let session = self.shared.sessions.get(&self.name)?;
+        let closed = session.status.as_ref()?.closed.as_ref()?;
+        Some(closed.message.clone())
+    }
+
+    /// Closes the connection because the session has ended. The client gets the reason, and does not reconnect.
+    fn end(&self, sent: Option<AgentEndpoints>, reason: Option<String>) {
+        self.send(&AgentEndpoints {
+            ended: reason,
+            ..sent.unwrap_or_default()
+        });
+        self.channels.end(SESSION_ENDED);
+    }
+
+    /// Records that the user has lost the right. The controller then ends the session. Only the relay writes this field.
+    async fn record_denial(&self, message: &str) {
+        let sessions: Api<MirrordClusterSession> = Api::all(self.shared.client.clone());
+        let patch = json!({"status": {"denied": message}});
+        let patched = sessions
+            .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await;
+        if let Err(error) = patched {
+            // A reconnect is refused anyway, and the session expires without one.
+            tracing::warn!(session = self.name, %error, "denial was not recorded");
+        }
     }
 
     fn send(&self, endpoints: &AgentEndpoints) {

@@ -72,6 +72,8 @@ fn user(name: &str) -> User {
 const SETTINGS: SessionSettings = SessionSettings {
     time_to_live: Duration::from_secs(60),
     max_resume: Duration::from_secs(900),
+    max_age: None,
+    review_interval: Duration::from_secs(300),
 };
 
 #[test]

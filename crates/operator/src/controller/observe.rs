@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::TargetKind;
 use api::node::ServedTarget;
+use api::{MirrordClusterSession, TargetKind};
 use cluster::pod::check_pod;
 use cluster::{
     AgentInstance, AgentInstanceState, Cluster, Replica, agent_instances, job_agent_instance,
@@ -15,6 +15,7 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 
 use super::plan::{Observed, ObservedAgent, ObservedPod, StartFailure};
+use super::service_pods;
 use super::validate::{ValidatedSpec, agent_mode};
 use crate::Shared;
 use crate::error::{Error, KubeResultExt as _, Result};
@@ -27,6 +28,7 @@ pub(super) const POD_LABEL: &str = "operator.metalbear.co/target-pod-uid";
 pub(super) async fn observe(
     shared: &Shared,
     cluster: &Cluster,
+    session: &MirrordClusterSession,
     spec: &ValidatedSpec,
 ) -> Result<Observed> {
     let Some(target) = &spec.target else {
@@ -38,8 +40,12 @@ pub(super) async fn observe(
         Err(error) if error.is_api_server_failure() => return Err(Error::Cluster(Box::new(error))),
         Err(error) => return Ok(Observed::missing(error_chain(&error))),
     };
+    let refusals = service_pods::refusals(shared, cluster, session, spec, &pods).await?;
     let policies = shared.policies.digest(&spec.namespace);
     let mut observed = observe_pods(&pods, target.container.as_deref(), spec, &policies);
+    for pod in &mut observed.pods {
+        pod.refused = refusals.get(&pod.replica.uid).cloned();
+    }
     match shared.settings.agent_mode {
         AgentMode::Ephemeral => {}
         AgentMode::Pod => {
@@ -64,6 +70,7 @@ async fn without_target(shared: &Shared, spec: &ValidatedSpec) -> Result<Observe
             replica: targetless_replica(&spec.namespace),
             agents: sorted(agents.map(|(_, agent)| agent).collect()),
             start_failure: None,
+            refused: None,
         }],
         ..Observed::default()
     })
@@ -132,6 +139,7 @@ fn observe_pods(
                 agents: ephemeral_agents(pod, spec),
                 replica,
                 start_failure: None,
+                refused: None,
             }),
             Err(unfit) => observed
                 .unfit

@@ -60,6 +60,8 @@ pub(crate) struct ObservedPod {
     pub(crate) new_grant: Option<GrantDigests>,
     /// Why an agent could not be started in this reconciliation.
     pub(crate) start_failure: Option<StartFailure>,
+    /// Why the pod is not part of the session, although it belongs to its target.
+    pub(crate) refused: Option<String>,
 }
 
 /// Digests of an agent's grant and of the policies that it was computed from.
@@ -166,6 +168,42 @@ pub(crate) fn plan_close(
 ) -> Option<Plan> {
     let status = session.status.clone().unwrap_or_default();
     let closed = end_reason(session, &status, settings, now)?;
+    Some(closing(&status, closed))
+}
+
+/// Plans the end of a session whose user may not have it. One that has not started yet fails with the reason.
+pub(crate) fn plan_denied(
+    session: &MirrordClusterSession,
+    message: String,
+    now: Timestamp,
+) -> Plan {
+    let status = session.status.clone().unwrap_or_default();
+    match status.phase {
+        None | Some(SessionPhase::Pending) => {
+            reporting(&status, failed(&status, message, now), SHORT_REQUEUE)
+        }
+        // Its reason is kept, and its agents have ended.
+        Some(SessionPhase::Failed) => no_changes(SHORT_REQUEUE),
+        Some(SessionPhase::Ready | SessionPhase::Terminating) => {
+            closing(&status, SessionClosed::denied(message))
+        }
+    }
+}
+
+/// When to reconcile the session again: as planned, and when it reaches its maximum age.
+pub(crate) fn requeue_delay(
+    session: &MirrordClusterSession,
+    plan: &Plan,
+    settings: &SessionSettings,
+    now: Timestamp,
+) -> Duration {
+    let remaining = settings.remaining(age(session, now));
+    remaining.map_or(plan.requeue_after, |remaining| {
+        plan.requeue_after.min(remaining.max(SHORT_REQUEUE))
+    })
+}
+
+fn closing(status: &MirrordClusterSessionStatus, closed: SessionClosed) -> Plan {
     let report = Report {
         phase: SessionPhase::Terminating,
         message: Some(closed.message.clone()),
@@ -174,10 +212,10 @@ pub(crate) fn plan_close(
         closed: Some(closed),
         failed_timestamp: status.failed_timestamp.clone(),
     };
-    Some(Plan {
+    Plan {
         delete: true,
-        ..reporting(&status, report, SHORT_REQUEUE)
-    })
+        ..reporting(status, report, SHORT_REQUEUE)
+    }
 }
 
 /// Plans the next steps of a session that has not ended.
@@ -236,8 +274,8 @@ fn no_changes(requeue_after: Duration) -> Plan {
     }
 }
 
-fn running_agents(pods: &[ObservedPod]) -> Vec<ObservedAgent> {
-    let agents = pods.iter().flat_map(|pod| &pod.agents);
+fn running_agents<'a>(pods: impl IntoIterator<Item = &'a ObservedPod>) -> Vec<ObservedAgent> {
+    let agents = pods.into_iter().flat_map(|pod| &pod.agents);
     agents.filter(|agent| !agent.has_ended()).cloned().collect()
 }
 
@@ -262,6 +300,9 @@ fn end_reason(
     if let Some(closed) = &status.closed {
         return Some(closed.clone());
     }
+    if let Some(denied) = &status.denied {
+        return Some(SessionClosed::denied(denied));
+    }
     if status.phase == Some(SessionPhase::Failed) {
         let message = status.message.clone().unwrap_or_default();
         let failed = status.failed_timestamp.as_deref();
@@ -269,6 +310,10 @@ fn end_reason(
         // A status without the time of the failure was written by an older operator.
         let is_old = failed.is_none_or(|failed| since(Some(failed), now) > FAILED_RETENTION);
         return is_old.then(|| closed("Failed", message)).flatten();
+    }
+    let age = age(session, now);
+    if let Some(closed) = settings.end_of_age(age) {
+        return Some(closed);
     }
     let window = Duration::from_secs(session.spec.resume_window_secs);
     let seen = status.last_seen_timestamp.as_deref();
@@ -281,7 +326,7 @@ fn end_reason(
             ),
         ),
         // The client's request waits for the session, so the client connects within moments or never.
-        None if age(session, now) > STARTUP_TIMEOUT + settings.time_to_live => {
+        None if age > STARTUP_TIMEOUT + settings.time_to_live => {
             closed("NeverConnected", "no client connected".to_owned())
         }
         _ => None,
@@ -311,7 +356,9 @@ fn plan_active(
         if obstacle.is_none() && current_agent(pod).is_none() {
             start.push(next_agent(pod, previous, spec));
         }
-        regrant.extend(to_regrant(pod, previous));
+        if pod.refused.is_none() {
+            regrant.extend(to_regrant(pod, previous));
+        }
         pods.push(ReportedPod {
             is_failed: obstacle.as_ref().is_some_and(|obstacle| obstacle.is_final),
             pod: report_pod(pod, previous, channel, obstacle),
@@ -334,11 +381,12 @@ fn plan_active(
     Plan {
         start: if has_failed { Vec::new() } else { start },
         regrant,
-        end: if has_failed {
-            running_agents(&observed.pods)
-        } else {
-            Vec::new()
-        },
+        end: running_agents(
+            observed
+                .pods
+                .iter()
+                .filter(|pod| has_failed || pod.refused.is_some()),
+        ),
         ..reporting(status, report, requeue_after)
     }
 }
@@ -385,6 +433,9 @@ fn obstacle(pod: &ObservedPod, mode: AgentMode, number_offset: u32) -> Option<St
             is_final: true,
         })
     };
+    if let Some(refused) = &pod.refused {
+        return finally(refused.clone());
+    }
     if let Some(agent) = current_agent(pod) {
         return match &agent.instance.state {
             AgentInstanceState::FailingToStart(reason) => finally(reason.clone()),
@@ -452,7 +503,9 @@ fn report_pod(
     obstacle: Option<StartFailure>,
 ) -> SessionPod {
     let agent = current_agent(pod);
-    let running = agent.filter(|agent| agent.instance.state == AgentInstanceState::Running);
+    let running = agent.filter(|agent| {
+        pod.refused.is_none() && agent.instance.state == AgentInstanceState::Running
+    });
     let address = running.and_then(ObservedAgent::address);
     SessionPod {
         name: pod.replica.pod.clone(),

@@ -9,6 +9,7 @@ pub(crate) mod eks;
 pub(crate) mod identity;
 pub(crate) mod mtls;
 pub(crate) mod presign;
+pub(crate) mod token_secrets;
 
 use std::time::Duration;
 
@@ -84,7 +85,8 @@ pub(crate) fn client(member: &Member, credential: &Credential) -> Result<Client>
             ..AuthInfo::default()
         },
     };
-    cluster::client(config).action(format!("be reached in {}", member.name))
+    let client = cluster::client(config).map(cluster::bounded);
+    client.action(format!("be reached in {}", member.name))
 }
 
 /// A value of a member's Secret. The label is required, because a Secret of the same name may have another purpose.

@@ -16,9 +16,10 @@ use secrecy::SecretString;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::auth::bearer::{self, TOKENS, Token};
+use super::auth::bearer::{self, Token};
 use super::auth::eks::EksTokens;
-use super::auth::{self, Credential, NoCredential, mtls};
+use super::auth::{self, Credential, NoCredential, mtls, token_secrets};
+use super::bounds;
 use super::clusters::{AuthMethod, Member};
 
 /// The interval of health checks. Together with their timeout, a network outage is detected in less than 30 s.
@@ -131,7 +132,10 @@ impl MemberClient {
 
     async fn follow_token(&self, secrets: Api<Secret>) {
         let mut configured = std::pin::pin!(watch_secret(secrets.clone(), &self.member.secret()));
-        let mut renewed = std::pin::pin!(watch_secret(secrets, TOKENS));
+        let mut renewed = std::pin::pin!(watch_secret(
+            secrets,
+            &token_secrets::name(&self.member.name)
+        ));
         let mut rejections = self.health.subscribe();
         let (mut configured_secret, mut renewed_secret) = (None, None);
         loop {
@@ -164,8 +168,7 @@ impl MemberClient {
         }
     }
 
-    /// Replaces the client if the token has changed. The renewed tokens of all members are in one Secret, so this member's
-    /// token is often unchanged; then the client and its connections are kept.
+    /// Replaces the client if the token has changed. Otherwise the client and its connections are kept.
     fn use_token(&self, token: Result<Token, NoCredential>) {
         match token {
             Ok(token) => {
@@ -272,7 +275,9 @@ fn differ(one: Option<&SecretString>, other: Option<&SecretString>) -> bool {
     one.map(SecretString::expose_secret) != other.map(SecretString::expose_secret)
 }
 
-async fn check_health(client: &Client) -> (Result<Box<MirrordOperator>, String>, Option<u16>) {
+pub(super) async fn check_health(
+    client: &Client,
+) -> (Result<Box<MirrordOperator>, String>, Option<u16>) {
     let path = format!(
         "/apis/{}/mirrordoperators/{}",
         api::GROUP_VERSION,
@@ -293,11 +298,11 @@ async fn check_health(client: &Client) -> (Result<Box<MirrordOperator>, String>,
             let text = match status.code {
                 UNAUTHORIZED => "the member rejects the operator's credential".to_owned(),
                 404 => "the member has no operator".to_owned(),
-                _ => status.message.clone(),
+                _ => bounds::text(&status.message),
             };
             (Err(text), Some(status.code))
         }
-        Ok(Err(error)) => (Err(error_chain(&error)), None),
+        Ok(Err(error)) => (Err(bounds::text(&error_chain(&error))), None),
         Err(_) => {
             let text = format!(
                 "the member did not respond within {} s",

@@ -12,27 +12,25 @@ use error_chain::error_chain;
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::time::sleep;
 
-use super::auth::bearer::{self, TOKENS, Token};
+use super::auth::bearer::{self, Token};
 use super::auth::eks::EksTokens;
 use super::auth::identity::WebIdentity;
-use super::auth::mtls;
+use super::auth::{mtls, token_secrets};
+use super::bounds;
 use super::clusters::{AuthMethod, MultiCluster};
 use super::member_client::{MemberAccess, MemberClient, MemberHealth};
 use crate::background::Background;
 use crate::cache::ParentCache;
-use crate::error::{Error, KubeResultExt as _, Result};
+use crate::error::{Error, Result};
 use crate::settings::Settings;
 
 /// The delay after a failed renewal. Renewals begin early enough for many retries.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
 /// A renewal that is due much later is checked again after this time, in case the clock was changed.
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
-const CONFLICT: u16 = 409;
 
 /// All members of this Primary.
 pub(crate) struct MemberClusters {
@@ -93,14 +91,14 @@ impl MemberClusters {
         join_all(running).await;
     }
 
-    /// Renews tokens, and removes those of members that are not configured any more. It runs in the leader and never returns.
+    /// Renews tokens. It runs in the leader and never returns.
     pub(crate) async fn renew_tokens(&self) {
         let tokens = self
             .member_clients
             .iter()
             .filter(|member_client| member_client.member.method == AuthMethod::BearerToken);
         let renewing = join_all(tokens.map(|member_client| self.renew_token(member_client)));
-        tokio::join!(self.remove_stale_tokens(), renewing);
+        tokio::join!(self.migrate_tokens(), renewing);
         // Without a token to renew, this must not end the leader's other tasks.
         std::future::pending::<()>().await;
     }
@@ -133,7 +131,7 @@ impl MemberClusters {
             let namespace = namespace.unwrap_or(&self.namespace);
             let renewed = async {
                 let next = bearer::renew(&client, &token, namespace, now).await?;
-                self.store(member, &next).await
+                token_secrets::store(&self.secrets, member, &next).await
             };
             let failure = match renewed.await {
                 Ok(()) => {
@@ -165,48 +163,15 @@ impl MemberClusters {
         }
     }
 
-    /// Stores a token in the Secret that only the operator writes.
-    async fn store(&self, member: &str, token: &Token) -> Result<()> {
-        let writing = format!("write the Secret {TOKENS}");
-        loop {
-            let found = self.secrets.get_opt(TOKENS).await.action(&writing)?;
-            let parameters = PostParams::default();
-            let written = match found {
-                Some(found) => {
-                    let secret = bearer::insert(found, member, token);
-                    self.secrets.replace(TOKENS, &parameters, &secret).await
-                }
-                None => {
-                    let secret = Secret {
-                        metadata: ObjectMeta {
-                            name: Some(TOKENS.to_owned()),
-                            ..ObjectMeta::default()
-                        },
-                        ..Secret::default()
-                    };
-                    let secret = bearer::insert(secret, member, token);
-                    self.secrets.create(&parameters, &secret).await
-                }
-            };
-            match written {
-                Ok(_) => return Ok(()),
-                // Another member's token was written in between.
-                Err(kube::Error::Api(status)) if status.code == CONFLICT => {}
-                Err(error) => return Err(error).action(writing),
-            }
-        }
-    }
-
-    /// Removes the tokens of members that are not configured any more. The configuration only changes with a restart, so once
-    /// is enough.
-    async fn remove_stale_tokens(&self) {
+    /// Moves the tokens of an older operator. Those of members that are not configured any more are removed.
+    async fn migrate_tokens(&self) {
         let members = self.member_clients.iter();
         let members: Vec<&str> = members
             .map(|member_client| member_client.member.name.as_str())
             .collect();
-        while let Err(error) = retain_tokens(&self.secrets, &members).await {
+        while let Err(error) = token_secrets::migrate(&self.secrets, &members).await {
             let error = error_chain(&error);
-            tracing::warn!(error, "stale token removal failed");
+            tracing::warn!(error, "token migration failed");
             sleep(RETRY_DELAY).await;
         }
     }
@@ -284,26 +249,6 @@ impl MemberClusters {
     }
 }
 
-/// Removes the tokens of all other members from the operator's Secret.
-async fn retain_tokens(secrets: &Api<Secret>, members: &[&str]) -> Result<()> {
-    let action = format!("remove tokens from the Secret {TOKENS}");
-    loop {
-        let found = secrets.get_opt(TOKENS).await.action(&action)?;
-        let Some(retained) = found.and_then(|found| bearer::retain(found, members)) else {
-            return Ok(());
-        };
-        let written = secrets
-            .replace(TOKENS, &PostParams::default(), &retained)
-            .await;
-        match written {
-            Ok(_) => return Ok(()),
-            // A token was renewed in between.
-            Err(kube::Error::Api(status)) if status.code == CONFLICT => {}
-            Err(error) => return Err(error).action(action),
-        }
-    }
-}
-
 fn connected_cluster(
     name: &str,
     access: &MemberAccess,
@@ -333,11 +278,12 @@ fn connected_cluster(
         (None, Some(check)) => match &check.outcome {
             Ok(operator) => {
                 let license = operator.spec.license.as_ref();
-                let version = &operator.spec.operator_version;
-                cluster.warning = cluster.warning.or_else(|| version_warning(version));
+                let version = bounds::name(&operator.spec.operator_version);
+                cluster.warning = cluster.warning.or_else(|| version_warning(&version));
+                let fingerprint = license.and_then(|license| license.fingerprint.as_deref());
                 cluster.connected = Some(ConnectedOperator {
-                    license_fingerprint: license.and_then(|license| license.fingerprint.clone()),
-                    operator_version: operator.spec.operator_version.clone(),
+                    license_fingerprint: fingerprint.map(bounds::name),
+                    operator_version: version,
                 });
             }
             Err(error) => cluster.error = Some(error.clone()),

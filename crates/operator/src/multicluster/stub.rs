@@ -1,7 +1,6 @@
 //! A member and an API server with stubbed responses, for tests.
 
 use std::io;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -9,11 +8,14 @@ use http::{Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Frame;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
-use kube::client::Body;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
+use super::auth;
 use super::clusters::{AuthMethod, Member};
 
 pub(crate) type StubResponse = Response<UnsyncBoxBody<Bytes, io::Error>>;
@@ -28,6 +30,26 @@ pub(crate) fn member(method: AuthMethod) -> Member {
     }
 }
 
+/// The administrator's Secret of that member.
+pub(crate) fn token_secret(token: &str) -> Secret {
+    let label = (auth::LABEL.to_owned(), "true".to_owned());
+    Secret {
+        metadata: ObjectMeta {
+            name: Some("mirrord-cluster-east".to_owned()),
+            labels: Some([label].into()),
+            ..ObjectMeta::default()
+        },
+        data: Some(
+            [(
+                "bearerToken".to_owned(),
+                ByteString(token.as_bytes().to_vec()),
+            )]
+            .into(),
+        ),
+        ..Secret::default()
+    }
+}
+
 /// A client whose responses depend on the path and query of the request.
 pub(crate) fn client(mut respond: impl FnMut(&str) -> StubResponse + Send + 'static) -> Client {
     let service = tower::service_fn(move |request: Request<_>| {
@@ -36,22 +58,6 @@ pub(crate) fn client(mut respond: impl FnMut(&str) -> StubResponse + Send + 'sta
             .path_and_query()
             .map_or("", |path_and_query| path_and_query.as_str());
         std::future::ready(Ok::<_, io::Error>(respond(path_and_query)))
-    });
-    Client::new(service, "tools")
-}
-
-/// A client whose responses depend on the body of the request, if it has one.
-pub(crate) fn storing(
-    respond: impl Fn(Option<Value>) -> StubResponse + Send + Sync + 'static,
-) -> Client {
-    let respond = Arc::new(respond);
-    let service = tower::service_fn(move |request: Request<Body>| {
-        let respond = Arc::clone(&respond);
-        async move {
-            let body = request.into_body().collect_bytes().await.unwrap();
-            let written = (!body.is_empty()).then(|| serde_json::from_slice(&body).unwrap());
-            Ok::<_, io::Error>(respond(written))
-        }
     });
     Client::new(service, "tools")
 }

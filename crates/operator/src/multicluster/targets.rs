@@ -8,19 +8,26 @@ use api::{GROUP_VERSION, Target};
 use error_chain::error_chain;
 use futures_util::future::join_all;
 use http::Request;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::Client;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use tokio::time::timeout;
 
+use super::bounds;
 use super::member_clusters::MemberClusters;
 use crate::Shared;
 use crate::response::Refusal;
 use crate::targets::{TargetFilter, TargetList};
 use crate::{sessions, targets};
 
-/// The timeout of a request to a member. A user waits for the list.
+/// The timeout of the list of a member. A user waits for it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The number of targets in one response.
+const PAGE_SIZE: usize = 500;
+/// The limits of the list of one member.
+const MAX_TARGETS: usize = 20_000;
+const MAX_LIST_BYTES: usize = 16 * 1024 * 1024;
 
 pub(crate) async fn list(
     shared: &Shared,
@@ -50,22 +57,56 @@ async fn list_local(client: &Client, filter: &TargetFilter) -> Result<Vec<Target
 }
 
 #[derive(Deserialize)]
-struct TargetItems {
+struct TargetPage {
     items: Vec<Target>,
+    #[serde(default)]
+    metadata: ListMeta,
 }
 
 async fn list_member(client: &Client, filter: &TargetFilter) -> Result<Vec<Target>, String> {
-    let request = Request::get(list_path(filter)).body(Vec::new());
-    let request = request.map_err(|error| error.to_string())?;
-    match timeout(REQUEST_TIMEOUT, client.request::<TargetItems>(request)).await {
-        Ok(Ok(list)) => Ok(list.items),
-        Ok(Err(kube::Error::Api(status))) => Err(status.message.clone()),
-        Ok(Err(error)) => Err(error_chain(&error)),
-        Err(_) => Err(format!(
-            "no response within {} s",
-            REQUEST_TIMEOUT.as_secs()
-        )),
+    let pages = list_pages(client, filter);
+    timeout(REQUEST_TIMEOUT, pages).await.unwrap_or_else(|_| {
+        let seconds = REQUEST_TIMEOUT.as_secs();
+        Err(format!("no response within {seconds} s"))
+    })
+}
+
+/// Lists all pages. A member of an older version has one.
+pub(super) async fn list_pages(
+    client: &Client,
+    filter: &TargetFilter,
+) -> Result<Vec<Target>, String> {
+    let (mut targets, mut bytes, mut next) = (Vec::new(), 0, None);
+    loop {
+        let request = Request::get(page_path(filter, next.as_deref())).body(Vec::new());
+        let request = request.map_err(|error| error.to_string())?;
+        let text = client.request_text(request).await;
+        let text = text.map_err(|error| match error {
+            kube::Error::Api(status) => bounds::text(&status.message),
+            error => bounds::text(&error_chain(&error)),
+        })?;
+        bytes += text.len();
+        let page: TargetPage = serde_json::from_str(&text)
+            .map_err(|error| bounds::text(&format!("its list cannot be read: {error}")))?;
+        targets.extend(page.items);
+        if bytes > MAX_LIST_BYTES || targets.len() > MAX_TARGETS {
+            return Err(format!(
+                "it lists more than {MAX_TARGETS} targets, or {} MiB; list one namespace",
+                MAX_LIST_BYTES / 1024 / 1024
+            ));
+        }
+        next = page.metadata.continue_.filter(|token| !token.is_empty());
+        if next.is_none() {
+            return Ok(targets);
+        }
     }
+}
+
+fn page_path(filter: &TargetFilter, next: Option<&str>) -> String {
+    let next = next.map_or_else(String::new, |next| {
+        format!("&continue={}", utf8_percent_encode(next, NON_ALPHANUMERIC))
+    });
+    format!("{}&limit={PAGE_SIZE}{next}", list_path(filter))
 }
 
 /// The path of the list request. A member may be the Primary of other clusters, whose targets are excluded.
@@ -247,5 +288,46 @@ mod tests {
             "/apis/operator.metalbear.co/v1/namespaces/shop/targets?multi_cluster=false\
              &labelSelector=app%3Dweb%2Ctier%21%3Ddb"
         );
+    }
+
+    /// A member that serves pages of targets: those of the first `count` names, each with this many bytes of labels.
+    fn member(count: usize, bytes: usize, endless: bool) -> Client {
+        let label = "x".repeat(bytes);
+        crate::multicluster::stub::client(move |path| {
+            let query = path.split_once('?').unwrap().1;
+            let names = (0..count).map(|number| {
+                let mut target = target(&format!("web-{number:06}"), None, "app", &[]);
+                let labels = [("team".to_owned(), label.clone())];
+                target.metadata.labels = Some(labels.into());
+                target
+            });
+            let page = crate::targets::TargetPage::requested(names.collect(), query);
+            let next = page.next.or_else(|| endless.then(|| "shop".to_owned()));
+            let list = serde_json::json!({
+                "apiVersion": GROUP_VERSION, "kind": "TargetList",
+                "metadata": {"continue": next.unwrap_or_default()}, "items": page.targets,
+            });
+            crate::multicluster::stub::json_response(http::StatusCode::OK, &list)
+        })
+    }
+
+    #[tokio::test]
+    async fn a_members_list_is_read_in_pages_and_limited() {
+        let too_many = "it lists more than 20000 targets, or 16 MiB; list one namespace";
+        // The targets, the bytes of each, whether there is always another page, and how many are found.
+        let cases = [
+            (0, 0, false, Ok(0)),
+            (1, 0, false, Ok(1)),
+            (500, 0, false, Ok(500)),
+            (1201, 0, false, Ok(1201)),
+            (1201, 20_000, false, Err(too_many)),
+            (700, 0, true, Err(too_many)),
+        ];
+        for (count, bytes, endless, expected) in cases {
+            let client = member(count, bytes, endless);
+            let found = list_pages(&client, &TargetFilter::default()).await;
+            let found = found.map(|targets| targets.len());
+            assert_eq!(found, expected.map_err(str::to_owned), "{count} {bytes}");
+        }
     }
 }

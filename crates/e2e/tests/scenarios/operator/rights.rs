@@ -166,26 +166,33 @@ pub(super) async fn users_need_permissions(
     Ok(())
 }
 
-/// Not even an administrator, who has all permissions for the object, may change a session.
-pub(super) fn sessions_are_not_changed_by_others(
+/// Not even an administrator, who has all permissions for the object, may change a session, nor the operator its spec.
+pub(super) fn sessions_are_not_changed(
+    operator: &Operator,
     shop: &TestNamespace,
     id: SessionId,
 ) -> Result<()> {
     let listed = shop.kubectl(&["get", "mirrordclustersessions", "--output=name"])?;
     let session = listed.lines().find(|name| name.ends_with(&id.to_string()));
     let session = session.with_context(|| format!("no object in {listed}"))?;
-    for (part, change) in [
-        ("spec", r#"{"spec": {"target": "deployment/other"}}"#),
-        ("metadata", r#"{"metadata": {"finalizers": []}}"#),
-    ] {
+    let account = format!(
+        "--as=system:serviceaccount:{}:mirrord-operator",
+        operator.namespace.name
+    );
+    let spec = r#"{"spec": {"target": "deployment/other"}}"#;
+    let others = "only the operator makes and changes sessions";
+    let immutable = "the spec of a session never changes";
+    let cases: [(&str, &[&str], &str); 3] = [
+        (spec, &[], immutable),
+        (spec, &[&account], immutable),
+        (r#"{"metadata": {"finalizers": []}}"#, &[], others),
+    ];
+    for (change, flags, expected) in cases {
         let patch = ["patch", session, "--type=merge", "--patch", change];
-        let refused = shop.kubectl(&patch).err();
-        let refused = refused.with_context(|| format!("its {part} was changed"))?;
+        let refused = shop.kubectl(&[&patch, flags].concat()).err();
+        let refused = refused.with_context(|| format!("{change} was accepted"))?;
         let text = format!("{refused:#}");
-        ensure!(
-            text.contains("only the operator makes and changes sessions"),
-            "{text}"
-        );
+        ensure!(text.contains(expected), "{text}");
     }
     Ok(())
 }

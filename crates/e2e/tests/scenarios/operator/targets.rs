@@ -17,6 +17,13 @@ type TargetCase<'case> = (&'case str, Option<&'case str>, &'case str, &'case str
 pub(super) async fn targets_of_every_kind_are_served(shop: &TestNamespace) -> Result<()> {
     shop.apply(include_str!("../../../fixtures/workloads.yaml"))?;
     shop.kubectl(&["create", "job", "now", "--from=cronjob/nightly"])?;
+    // Its pods must not be in the session with the other Deployment, so they have to run by then.
+    shop.kubectl(&[
+        "rollout",
+        "status",
+        "deployment/deployed-twin",
+        "--timeout=180s",
+    ])?;
     let plain = client_without_proxy_path(shop);
     let by_labels = Some("app in (stateful, none)");
     let cases: [TargetCase<'_>; 9] = [
@@ -77,6 +84,12 @@ async fn connect_and_check(
     let endpoint = until("an agent", async || Ok(ready_endpoint(&connection))).await?;
     let is_right = endpoint.pod.starts_with(pod) && endpoint.container == container;
     ensure!(is_right, "{target}: {endpoint:?}");
+    let all = connection.endpoints.borrow().endpoints.clone();
+    let is_foreign = |endpoint: &AgentEndpoint| endpoint.pod.starts_with("deployed-twin-");
+    ensure!(
+        !target.starts_with("deployment.") || !all.iter().any(is_foreign),
+        "{target} has the pods of another Deployment: {all:?}"
+    );
     super::connect_link(&connection, endpoint.number, &identity)
         .await
         .with_context(|| format!("{target}: {endpoint:?}"))?;

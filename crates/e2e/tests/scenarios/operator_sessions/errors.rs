@@ -7,15 +7,20 @@ use e2e::{Scenario, TestNamespace, until};
 use super::super::cluster_sessions::{start_checkout, succeed};
 use super::super::operator::Operator;
 use super::super::support::{exec_for, standin_for};
-use super::{User, run_operator_command, session_for, wait_until_nothing_is_left, with_operator};
+use super::{
+    Shell, User, run_operator_command, session_for, wait_until_nothing_is_left,
+    with_operator_values,
+};
 
 pub(super) async fn errors_are_reported(scenario: &Scenario<'_>) -> Result<()> {
     let shop = scenario.namespace_in(0).await?;
     start_checkout(&shop)?;
     without_an_operator(scenario, &shop)?;
     similar_targets_are_suggested(scenario, &shop)?;
-    with_operator(scenario, async |operator| {
-        permissions_are_checked_by_the_operator(scenario, &shop)?;
+    let values = "operator.agent.mode=ephemeral,operator.session.rightsReviewSecs=1";
+    with_operator_values(scenario, values, async |operator| {
+        let user = permissions_are_checked_by_the_operator(scenario, &shop)?;
+        a_removed_permission_ends_the_session(scenario, &shop, &user).await?;
         the_operator_can_be_disabled(scenario, &shop)?;
         wait_until_nothing_is_left(&shop).await?;
         an_operator_that_is_down_is_reported(scenario, &shop, operator).await
@@ -86,7 +91,7 @@ fn similar_targets_are_suggested(scenario: &Scenario<'_>, shop: &TestNamespace) 
 fn permissions_are_checked_by_the_operator(
     scenario: &Scenario<'_>,
     shop: &TestNamespace,
-) -> Result<()> {
+) -> Result<User> {
     let user = User::new(shop, "anna")?;
     let session = |target: &str, more: &[&str]| -> Result<ProgramOutput> {
         let mut session = user.session(scenario, shop, target)?;
@@ -125,7 +130,28 @@ fn permissions_are_checked_by_the_operator(
     // The operator reports that the target does not exist.
     let refused = fail(session_for(scenario, shop, "deployment/missing")?.args(GREETING))?;
     ensure!(refused.stderr.contains("deployment/missing"), "{refused}");
-    Ok(())
+    Ok(user)
+}
+
+/// The session ends although its client stays connected, and the user sees why.
+async fn a_removed_permission_ends_the_session(
+    scenario: &Scenario<'_>,
+    shop: &TestNamespace,
+    user: &User,
+) -> Result<()> {
+    let mut session = Shell::start(user.session(scenario, shop, "deployment/checkout")?)?;
+    ensure!(session.run("echo $GREETING").await? == "from the pod");
+    shop.kubectl(&["delete", "rolebinding", user.name])?;
+    session
+        .wait_for_message("the right to it was removed: ")
+        .await?;
+    let message = session.stderr()?;
+    ensure!(
+        message.contains("may not have a session with deployment/checkout"),
+        "{message}"
+    );
+    session.kill()?;
+    wait_until_nothing_is_left(shop).await
 }
 
 /// Runs a command that must fail before the program starts.

@@ -5,6 +5,8 @@ use super::*;
 const SETTINGS: SessionSettings = SessionSettings {
     time_to_live: Duration::from_secs(60),
     max_resume: Duration::from_secs(900),
+    max_age: None,
+    review_interval: Duration::from_secs(300),
 };
 
 fn at(second: i64) -> Timestamp {
@@ -68,6 +70,7 @@ fn pod(name: &str, container_id: &str, agents: &[(&str, AgentInstanceState)]) ->
         policies: "now".to_owned(),
         new_grant: None,
         start_failure: None,
+        refused: None,
     }
 }
 
@@ -484,4 +487,129 @@ fn a_later_generation_reuses_no_numbers() {
     assert!(start.name.ends_with("-257"), "{}", start.name);
     let report = plan.report.unwrap();
     assert_eq!(report.pods[0].channel, 257);
+}
+
+/// The reason and the message of the end of a session, if it ends.
+fn end_of(
+    status: MirrordClusterSessionStatus,
+    settings: &SessionSettings,
+    now: Timestamp,
+) -> Option<(String, String)> {
+    let plan = plan_close(&session(status), settings, now)?;
+    assert!(plan.delete);
+    let closed = plan.report.unwrap().closed.unwrap();
+    Some((closed.reason, closed.message))
+}
+
+#[test]
+fn a_session_ends_at_its_maximum_age() {
+    let aged = SessionSettings {
+        max_age: Some(Duration::from_secs(3600)),
+        ..SETTINGS
+    };
+    let connected = |second| MirrordClusterSessionStatus {
+        last_seen_timestamp: Some(at(second).to_string()),
+        ..status(SessionPhase::Ready)
+    };
+    assert_eq!(end_of(connected(3599), &aged, at(3599)), None);
+    let (reason, message) = end_of(connected(3600), &aged, at(3600)).unwrap();
+    assert_eq!(reason, "MaxAge");
+    assert!(
+        message.contains("maximum age of 3600 s") && message.contains("`operator.session.maxSecs`")
+    );
+    assert_eq!(end_of(connected(3600), &SETTINGS, at(3600)), None);
+    // It is reconciled at that time.
+    let plan = no_changes(LONG_REQUEUE);
+    for (now, expected) in [(10, 15), (3590, 10), (3600, 1)] {
+        let delay = requeue_delay(&session(connected(now)), &plan, &aged, at(now));
+        assert_eq!(delay.as_secs(), expected, "{now}");
+    }
+    let unlimited = requeue_delay(&session(connected(3590)), &plan, &SETTINGS, at(3590));
+    assert_eq!(unlimited, LONG_REQUEUE);
+}
+
+#[test]
+fn a_session_ends_when_its_user_has_lost_the_right() {
+    let denied = MirrordClusterSessionStatus {
+        denied: Some("the right to it was removed".to_owned()),
+        ..status(SessionPhase::Ready)
+    };
+    let expected = (
+        "Denied".to_owned(),
+        "the right to it was removed".to_owned(),
+    );
+    assert_eq!(end_of(denied, &SETTINGS, at(1)), Some(expected));
+    // A session of a Primary, whose user this cluster refuses: by its phase, the next phase and whether it is deleted.
+    let cases = [
+        (None, Some(SessionPhase::Failed), false),
+        (
+            Some(SessionPhase::Pending),
+            Some(SessionPhase::Failed),
+            false,
+        ),
+        (
+            Some(SessionPhase::Ready),
+            Some(SessionPhase::Terminating),
+            true,
+        ),
+        (Some(SessionPhase::Failed), None, false),
+    ];
+    for (phase, expected, is_deleted) in cases {
+        let status = MirrordClusterSessionStatus {
+            phase,
+            ..MirrordClusterSessionStatus::default()
+        };
+        let plan = plan_denied(&session(status), "no right".to_owned(), at(1));
+        assert_eq!(plan.delete, is_deleted, "{phase:?}");
+        assert_eq!(
+            plan.report.as_ref().map(|report| report.phase),
+            expected,
+            "{phase:?}"
+        );
+        let message = plan.report.and_then(|report| report.message);
+        assert_eq!(message.is_some(), expected.is_some());
+        assert!(message.is_none_or(|message| message == "no right"));
+    }
+}
+
+#[test]
+fn a_refused_pod_has_no_agent() {
+    let running = || pod("web", "c", &[("c", AgentInstanceState::Running)]);
+    let refused = |agents: &[(&str, AgentInstanceState)]| ObservedPod {
+        refused: Some("no right to it".to_owned()),
+        ..pod("bank", "d", agents)
+    };
+    let plan = planned(
+        status(SessionPhase::Pending),
+        vec![running(), refused(&[])],
+        at(1),
+    );
+    assert_eq!(plan.start, []);
+    assert_eq!(plan.end, []);
+    let report = plan.report.unwrap();
+    assert_eq!(report.phase, SessionPhase::Ready);
+    let pods: Vec<_> = report
+        .pods
+        .iter()
+        .map(|pod| (pod.ready, pod.error.as_deref()))
+        .collect();
+    assert_eq!(pods, [(true, None), (false, Some("no right to it"))]);
+    assert_eq!(report.pods[1].address, None);
+    // The right to the pod was removed while its agent was in use.
+    let with_agent = refused(&[("d", AgentInstanceState::Running)]);
+    let agent = with_agent.agents[0].clone();
+    let plan = planned(
+        status(SessionPhase::Ready),
+        vec![running(), with_agent.clone()],
+        at(1),
+    );
+    assert_eq!(plan.end, [agent.clone()]);
+    assert!(plan.regrant.iter().all(|regrant| regrant.agent != agent));
+    assert_eq!(plan.report.unwrap().pods[1].address, None);
+    // Without another pod, the session fails with the reason.
+    let plan = planned(status(SessionPhase::Pending), vec![with_agent], at(1));
+    assert_eq!(plan.end, [agent]);
+    let report = plan.report.unwrap();
+    assert_eq!(report.phase, SessionPhase::Failed);
+    assert_eq!(report.message.unwrap(), "pod bank: no right to it");
 }

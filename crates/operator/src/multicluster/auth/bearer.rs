@@ -1,8 +1,8 @@
 //! Tokens of a service account in the member. The administrator configures the first one; each token is used to request the
 //! next one.
 //!
-//! Renewed tokens are stored in a Secret that is not part of the chart. So `helm upgrade` may restore an old token in its own
-//! Secret without effect: of two tokens, the one that expires later is used.
+//! Renewed tokens are stored in a Secret whose content is not part of the chart ([`super::token_secrets`]). So `helm upgrade` may
+//! restore an old token in its own Secret without effect: of two tokens, the one that expires later is used.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ use super::{NoCredential, value};
 use crate::error::{Error, KubeResultExt as _, Result};
 use crate::multicluster::clusters::Member;
 
-/// The Secret for renewed tokens. Each member has three keys in it.
-pub(crate) const TOKENS: &str = "mirrord-operator-cluster-tokens";
+/// The limit of a token. Those of Kubernetes have about one kilobyte.
+const MAX_TOKEN_BYTES: usize = 16 * 1024;
 /// The service account that the chart creates in a member for the Primary.
 const ACCOUNT: &str = "mirrord-operator-envoy";
 const KEY: &str = "bearerToken";
@@ -44,7 +44,8 @@ impl Token {
     fn new(text: Vec<u8>, received: Option<Timestamp>) -> Option<Self> {
         let text = String::from_utf8(text).ok()?.trim().to_owned();
         // A token has to be a valid header value.
-        let is_plausible = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+        let is_plausible = (1..=MAX_TOKEN_BYTES).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_graphic());
         is_plausible.then(|| Self {
             claims: Claims::read(&text).unwrap_or_default(),
             text: SecretString::from(text),
@@ -102,7 +103,7 @@ pub(crate) fn choose(
             Token::new(text, None).ok_or(NoCredential::Unreadable {
                 secret: member.secret(),
                 key: KEY,
-                why: "is no token",
+                why: "is no token of at most 16 KiB",
             })
         }),
         None => Err(NoCredential::NoSecret(member.secret())),
@@ -216,7 +217,7 @@ pub(crate) async fn renew(
     Ok(next.ok_or_else(no_token)?.expiring_by(expires))
 }
 
-/// Inserts a member's token into the Secret, and keeps those of other members.
+/// Inserts a member's token into its Secret.
 pub(crate) fn insert(mut secret: Secret, member: &str, token: &Token) -> Secret {
     let data = secret.data.get_or_insert_default();
     let text = token.text.expose_secret().as_bytes().to_vec();
@@ -233,17 +234,4 @@ pub(crate) fn insert(mut secret: Secret, member: &str, token: &Token) -> Secret 
         };
     }
     secret
-}
-
-/// Removes the keys of all other members. Returns `None` if there are none. A member's name contains no dot.
-pub(crate) fn retain(mut secret: Secret, members: &[&str]) -> Option<Secret> {
-    let data = secret.data.as_mut()?;
-    let before = data.len();
-    data.retain(|key, _| {
-        let member = key
-            .split_once('.')
-            .map_or(key.as_str(), |(member, _)| member);
-        members.contains(&member)
-    });
-    (data.len() < before).then_some(secret)
 }

@@ -19,6 +19,9 @@ use super::*;
 use crate::multicluster::clusters::AuthMethod;
 use crate::multicluster::stub;
 
+/// The Secret for the renewed token of the member `east`.
+const RENEWED: &str = "mirrord-operator-cluster-token-east";
+
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()
 }
@@ -53,7 +56,7 @@ fn member() -> Member {
 }
 
 fn configured(token: &str) -> Secret {
-    secret("mirrord-cluster-east", &[("bearerToken", token)])
+    stub::token_secret(token)
 }
 
 #[test]
@@ -72,7 +75,7 @@ fn claims_are_parsed() {
 fn the_token_that_expires_later_is_used() {
     let (short, long) = (jwt("envoy", 0, 3600), jwt("envoy", 2000, 5600));
     let other = jwt("other", 2000, 9000);
-    let tokens = |token: &str| secret(bearer::TOKENS, &[("east", token)]);
+    let tokens = |token: &str| secret(RENEWED, &[("east", token)]);
     // The configured token, the renewed token, and the one that is used.
     let cases = [
         (&short, None, &short),
@@ -126,6 +129,7 @@ fn errors_explain_what_to_do() {
     let expired = configured(&jwt("envoy", 0, 3600));
     let empty = secret("mirrord-cluster-east", &[]);
     let spaced = configured("two words");
+    let huge = configured(&"a".repeat(900_000));
     let cases = [
         (None, "the Secret mirrord-cluster-east does not exist"),
         (
@@ -139,6 +143,10 @@ fn errors_explain_what_to_do() {
         (
             Some(&spaced),
             "`bearerToken` of the Secret mirrord-cluster-east is no token",
+        ),
+        (
+            Some(&huge),
+            "`bearerToken` of the Secret mirrord-cluster-east is no token of at most 16 KiB",
         ),
         (
             Some(&expired),
@@ -198,7 +206,7 @@ fn clock_skew_does_not_affect_received_tokens() {
         let text = jwt("envoy", skew, skew + 600);
         let received = at(0).to_string();
         let data = [("east", text.as_str()), ("east.received", &received)];
-        let renewed = secret(bearer::TOKENS, &data);
+        let renewed = secret(RENEWED, &data);
         let first = configured(&jwt("envoy", skew - 600, skew - 1));
         let token: Token = choose(&member(), Some(&first), Some(&renewed), None, at(0))
             .ok()
@@ -228,7 +236,7 @@ fn a_configured_token_from_the_future_starts_now() {
 
 #[test]
 fn inserted_tokens_are_found_and_others_are_kept() {
-    let before = secret(bearer::TOKENS, &[("west", "w")]);
+    let before = secret(RENEWED, &[("west", "w")]);
     let mut token = choose(
         &member(),
         Some(&configured(&jwt("envoy", 0, 600))),
@@ -270,7 +278,7 @@ async fn the_sooner_expiry_of_token_and_response_is_used() {
         let next = bearer::renew(&member_client, &first.ok().unwrap(), "tools", at(0)).await;
         let next = next.unwrap();
         assert_eq!(next.expires(), Some(at(expires)), "{granted}");
-        let renewed = bearer::insert(secret(bearer::TOKENS, &[]), "east", &next);
+        let renewed = bearer::insert(secret(RENEWED, &[]), "east", &next);
         let found = choose(&member(), Some(&old), Some(&renewed), None, at(0));
         assert_eq!(
             found.ok().unwrap().expires(),
@@ -280,10 +288,38 @@ async fn the_sooner_expiry_of_token_and_response_is_used() {
     }
 }
 
+/// A member cannot make the Primary store more than a token has.
+#[tokio::test]
+async fn a_huge_token_of_a_member_is_refused() {
+    for (bytes, is_accepted) in [(16 * 1024, true), (16 * 1024 + 1, false), (900_000, false)] {
+        let member_client = stub::client(move |_| {
+            let response = serde_json::json!({
+                "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {},
+                "spec": {"audiences": []},
+                "status": {"token": "a".repeat(bytes), "expirationTimestamp": at(600).to_string()},
+            });
+            stub::json_response(http::StatusCode::CREATED, &response)
+        });
+        let first = choose(&member(), Some(&configured("opaque")), None, None, at(0));
+        let next = bearer::renew(&member_client, &first.ok().unwrap(), "tools", at(0)).await;
+        match next {
+            Ok(_) => assert!(is_accepted, "{bytes}"),
+            Err(error) => {
+                assert!(!is_accepted, "{bytes}: {error}");
+                let error = error.to_string();
+                assert!(
+                    error.ends_with("returned no token of at most 16 KiB"),
+                    "{error}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn times_of_the_previous_token_are_removed() {
     let before = secret(
-        bearer::TOKENS,
+        RENEWED,
         &[
             ("east.received", "2026-01-27T09:22:55Z"),
             ("east.expires", "2026-01-27T09:22:55Z"),
@@ -293,37 +329,6 @@ fn times_of_the_previous_token_are_removed() {
     let renewed = bearer::insert(before, "east", &opaque.ok().unwrap());
     let keys: Vec<String> = renewed.data.unwrap().into_keys().collect();
     assert_eq!(keys, ["east"]);
-}
-
-#[test]
-fn tokens_of_removed_members_are_removed() {
-    let keys = [
-        "east",
-        "east.expires",
-        "east.received",
-        "east-2",
-        "east-2.received",
-        "west.received",
-    ];
-    let renewed = || secret(bearer::TOKENS, &keys.map(|key| (key, "a")));
-    let cases: [(&[&str], Option<&[&str]>); 4] = [
-        (&["east", "east-2", "west", "new"], None),
-        (
-            &["east", "west"],
-            Some(&["east", "east.expires", "east.received", "west.received"]),
-        ),
-        (
-            &["east-2", "west"],
-            Some(&["east-2", "east-2.received", "west.received"]),
-        ),
-        (&[], Some(&[])),
-    ];
-    for (members, expected) in cases {
-        let retained = bearer::retain(renewed(), members);
-        let retained = retained.map(|secret| secret.data.unwrap().into_keys().collect::<Vec<_>>());
-        let expected = expected.map(|keys| keys.iter().map(ToString::to_string).collect());
-        assert_eq!(retained, expected, "{members:?}");
-    }
 }
 
 #[test]

@@ -1,29 +1,7 @@
-use std::collections::BTreeMap;
-
-use k8s_openapi::ByteString;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
 use super::*;
-use crate::multicluster::stub;
-
-fn configured(token: &str) -> Secret {
-    Secret {
-        metadata: ObjectMeta {
-            name: Some("mirrord-cluster-east".to_owned()),
-            labels: Some(BTreeMap::from([(
-                auth::LABEL.to_owned(),
-                "true".to_owned(),
-            )])),
-            ..ObjectMeta::default()
-        },
-        data: Some(BTreeMap::from([(
-            "bearerToken".to_owned(),
-            ByteString(token.as_bytes().to_vec()),
-        )])),
-        ..Secret::default()
-    }
-}
+use crate::multicluster::stub::{self, token_secret as configured};
 
 /// A new client would close the connections of the previous one.
 #[tokio::test]
@@ -73,7 +51,10 @@ fn forbidding(readable: &'static str) -> Client {
 /// Without a reported error, users would wait for a member that is never checked.
 #[tokio::test]
 async fn an_unreadable_secret_is_reported() {
-    let (configured, renewed) = ("mirrord-cluster-east", TOKENS);
+    let (configured, renewed) = (
+        "mirrord-cluster-east",
+        "mirrord-operator-cluster-token-east",
+    );
     let forbidden = "secrets is forbidden";
     // The readable Secret, the Secret in the error, and the error.
     let cases = [

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use api::connect::ConnectParameters;
 use api::multicluster::{MultiClusterPhase, PARENT_FINALIZER, parent_name};
-use api::session::SessionOwner;
 use api::{MirrordMultiClusterSession, MirrordMultiClusterSessionSpec, TargetKind};
 use http::HeaderMap;
 use kube::ResourceExt as _;
@@ -70,12 +69,8 @@ fn new_parent(
     client: &Caller,
     settings: &SessionSettings,
 ) -> MirrordMultiClusterSession {
-    let owner = SessionOwner {
-        k8s_groups: user.groups.clone(),
-        ..client.owner(user)
-    };
     let spec = MirrordMultiClusterSessionSpec {
-        owner,
+        owner: client.owner(user),
         namespace: connect_request.namespace.clone(),
         target: connect_request.target.to_string(),
         target_alias: connect_request.target.address(),

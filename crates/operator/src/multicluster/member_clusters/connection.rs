@@ -27,6 +27,7 @@ use self::replica::{Disconnected, MemberEvent, ReplicaConnection};
 use crate::Shared;
 use crate::connect::ports::PortTracker;
 use crate::connect::relay;
+use crate::multicluster::bounds;
 
 const MIN_BACKOFF: Duration = Duration::from_millis(200);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
@@ -311,6 +312,7 @@ async fn read_refusal(response: http::Response<kube::client::Body>) -> Disconnec
     let message = serde_json::from_slice::<serde_json::Value>(&bytes)
         .ok()
         .and_then(|status| Some(status.get("message")?.as_str()?.to_owned()));
+    let message = message.as_deref().map(bounds::text);
     Disconnected {
         text: message.unwrap_or_else(|| format!("the API server responded with {code}")),
         session_ended: code == StatusCode::GONE,

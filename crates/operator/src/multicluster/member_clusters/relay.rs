@@ -23,6 +23,7 @@ use tokio::time::{interval, timeout};
 
 use super::connection::{MemberConnection, MemberState};
 use crate::Shared;
+use crate::authorize::revocation::Authorization;
 use crate::connect::relay;
 
 /// The default interval at which the parent's object records that the client is connected.
@@ -32,14 +33,19 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The lower bits of an endpoint number are the number within the cluster; the upper bits are the index of the cluster.
 const NUMBER_BITS: u32 = 20;
 
-pub(crate) async fn relay<S>(shared: &Arc<Shared>, name: String, socket: WebSocketStream<S>)
-where
+pub(crate) async fn relay<S>(
+    shared: &Arc<Shared>,
+    name: String,
+    authorization: Authorization,
+    socket: WebSocketStream<S>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (channels, events, driver) = Channels::over(socket);
     let router = MultiClusterRouter {
         shared: Arc::clone(shared),
         name,
+        authorization,
         channels,
     };
     let _connection = shared.metrics.connection_guard();
@@ -59,6 +65,7 @@ where
 struct MultiClusterRouter {
     shared: Arc<Shared>,
     name: String,
+    authorization: Authorization,
     channels: Channels,
 }
 
@@ -86,6 +93,11 @@ impl MultiClusterRouter {
         let mut sent = None;
         let mut is_draining = false;
         let mut handover_deadline = pin!(self.shared.handover_deadline());
+        let review_interval = self.shared.settings.session.review_interval;
+        let mut revoked = pin!(
+            self.authorization
+                .revoked(&self.shared.client, review_interval)
+        );
         loop {
             let endpoints = AgentEndpoints {
                 draining: is_draining,
@@ -106,10 +118,15 @@ impl MultiClusterRouter {
                 _ = changed => {}
                 changed = parent_changes.changed() => {
                     if changed.is_err() || self.parent().is_none() {
-                        return self.channels.end(SESSION_ENDED);
+                        return self.end(sent, self.closed_message());
                     }
                 }
                 _ = heartbeats.tick() => self.heartbeat().await,
+                message = &mut revoked => {
+                    tracing::info!(session = self.name, "right removed, ending session");
+                    self.record_denial(&message).await;
+                    return self.end(sent, Some(message));
+                }
                 () = self.shared.draining.cancelled(), if !is_draining => is_draining = true,
                 () = &mut handover_deadline => {
                     return self.channels.end("this replica is shutting down; reconnect");
@@ -127,6 +144,35 @@ impl MultiClusterRouter {
             .and_then(|status| status.closed.as_ref());
         let has_ended = parent.metadata.deletion_timestamp.is_some() || closed.is_some();
         (!has_ended).then_some(parent)
+    }
+
+    /// The reason that the parent's object has for the end of the session.
+    fn closed_message(&self) -> Option<String> {
+        let parent = self.shared.members.as_ref()?.sessions.get(&self.name)?;
+        let closed = parent.status.as_ref()?.closed.as_ref()?;
+        Some(closed.message.clone())
+    }
+
+    /// Closes the connection because the session has ended. The client gets the reason, and does not reconnect.
+    fn end(&self, sent: Option<AgentEndpoints>, reason: Option<String>) {
+        self.send(&AgentEndpoints {
+            ended: reason,
+            ..sent.unwrap_or_default()
+        });
+        self.channels.end(SESSION_ENDED);
+    }
+
+    /// Records that the user has lost the right. The controller then ends the session. Only the relay writes this field.
+    async fn record_denial(&self, message: &str) {
+        let parents: Api<MirrordMultiClusterSession> = Api::all(self.shared.client.clone());
+        let patch = json!({"status": {"denied": message}});
+        let patched = parents
+            .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await;
+        if let Err(error) = patched {
+            // A reconnect is refused anyway, and the session expires without one.
+            tracing::warn!(session = self.name, %error, "denial was not recorded");
+        }
     }
 
     fn send(&self, endpoints: &AgentEndpoints) {

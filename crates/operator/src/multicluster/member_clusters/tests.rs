@@ -1,6 +1,5 @@
 use api::operator::License;
 use api::{MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus};
-use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -102,50 +101,6 @@ fn an_older_member_is_used_with_a_warning() {
             "{warning}"
         );
     }
-}
-
-/// The first write conflicts with a concurrent renewal, whose token must not be overwritten.
-#[tokio::test]
-async fn tokens_of_removed_members_are_removed() {
-    let tokens = |version: &str, east: &str, keys: &[&str]| {
-        let data: serde_json::Map<_, _> = keys
-            .iter()
-            .map(|key| ((*key).to_owned(), json!("YQ==")))
-            .collect();
-        let mut secret = json!({
-            "apiVersion": "v1", "kind": "Secret",
-            "metadata": {"name": TOKENS, "resourceVersion": version}, "data": data,
-        });
-        secret["data"]["east"] = json!(east);
-        secret
-    };
-    let stored = Arc::new(Mutex::new((
-        tokens("1", "b2xk", &["west", "west.received"]),
-        0,
-    )));
-    let server = Arc::clone(&stored);
-    let secrets = stub::storing(move |secret| {
-        let (stored, writes) = &mut *server.lock();
-        let Some(secret) = secret else {
-            return stub::json_response(http::StatusCode::OK, stored);
-        };
-        *writes += 1;
-        if *writes == 1 {
-            *stored = tokens("2", "bmV3", &["west", "west.received"]);
-        }
-        if secret["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"] {
-            let conflict = json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict", "message": ""});
-            return stub::json_response(http::StatusCode::CONFLICT, &conflict);
-        }
-        *stored = secret;
-        stub::json_response(http::StatusCode::OK, stored)
-    });
-    retain_tokens(&Api::namespaced(secrets, "tools"), &["east"])
-        .await
-        .unwrap();
-    let (stored, writes) = stored.lock().clone();
-    assert_eq!(stored["data"], json!({"east": "bmV3"}));
-    assert_eq!(writes, 2);
 }
 
 fn configured_secret() -> serde_json::Value {

@@ -140,6 +140,7 @@ async fn report(shared: &Shared, parent: &MirrordMultiClusterSession, plan: &Pla
                     "generation": child.generation,
                     "pods": child.pods,
                     "ports": child.ports,
+                    "omitted": child.omitted,
                     "leftTimestamp": child.left_timestamp,
                 });
                 (cluster.clone(), child)

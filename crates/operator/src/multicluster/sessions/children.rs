@@ -1,6 +1,7 @@
 //! Watches the children in all clusters, in the leader.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::MirrordClusterSession;
 use api::multicluster::PARENT_LABEL;
@@ -13,11 +14,20 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use self::budget::{Budget, without_details};
 use super::RETRY_DELAY;
 use super::plan::Observed;
 use crate::Shared;
+use crate::multicluster::bounds;
 use crate::multicluster::member_client::{MemberAccess, MemberClient, MemberHealth};
 use crate::multicluster::member_clusters::MemberClusters;
+
+mod budget;
+
+/// The number of children in one response. With many pods, each can have tens of kilobytes.
+const PAGE_SIZE: u32 = 50;
+/// The delay before the children of a member that lists too many are listed again.
+const OVERLOAD_DELAY: Duration = Duration::from_secs(60);
 
 /// The children in all clusters. It lives as long as the replica leads.
 pub(super) struct Children {
@@ -163,11 +173,23 @@ impl MemberChildren {
         changes: &watch::Sender<u64>,
     ) {
         let children: Api<MirrordClusterSession> = Api::all(client);
-        let config = watcher::Config::default().labels(PARENT_LABEL);
+        let config = watcher::Config::default()
+            .labels(PARENT_LABEL)
+            .page_size(PAGE_SIZE);
+        let mut budget = Budget::default();
         let mut events = std::pin::pin!(watcher(children, config));
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {
+                    let event = without_details(event);
+                    if let Err(error) = budget.count(&event) {
+                        // What was kept is dropped, also of a list that is not complete.
+                        writer.apply_watcher_event(&watcher::Event::Init);
+                        writer.apply_watcher_event(&watcher::Event::InitDone);
+                        self.fail(&error.to_string(), changes);
+                        sleep(OVERLOAD_DELAY).await;
+                        return;
+                    }
                     let is_relevant = self.is_relevant(&event);
                     writer.apply_watcher_event(&event);
                     let is_complete = matches!(event, watcher::Event::InitDone);
@@ -179,21 +201,21 @@ impl MemberChildren {
                     }
                 }
                 Err(error) => {
-                    let failing = WatchState::Failing(error_chain(&error));
-                    let previous = self.state.send_replace(failing.clone());
-                    if previous != failing {
-                        tracing::warn!(
-                            cluster = self.client.member.name,
-                            error = error_chain(&error),
-                            "watch failed"
-                        );
-                    }
-                    notify(changes);
+                    self.fail(&bounds::text(&error_chain(&error)), changes);
                     sleep(RETRY_DELAY).await;
                     return;
                 }
             }
         }
+    }
+
+    fn fail(&self, error: &str, changes: &watch::Sender<u64>) {
+        let failing = WatchState::Failing(error.to_owned());
+        if self.state.send_replace(failing.clone()) != failing {
+            let cluster = &self.client.member.name;
+            tracing::warn!(cluster, error, "watch failed");
+        }
+        notify(changes);
     }
 
     /// Whether an event can change the plan. A heartbeat cannot.
@@ -262,8 +284,6 @@ fn unreachable(access: &MemberAccess, health: &MemberHealth) -> Option<Observed>
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use api::operator::{MirrordOperatorSpec, MirrordOperatorStatus};
     use api::session::SessionPhase;
     use api::{MirrordClusterSessionSpec, MirrordOperator};
@@ -383,5 +403,57 @@ mod tests {
                 recovered.expect("the watch restarts");
             }
         }
+    }
+
+    /// A member that lists children without end, a page after the other.
+    fn listing_without_end() -> Client {
+        let mut pages = 0;
+        stub::client(move |_| {
+            pages += 1;
+            let child = |number: u32| {
+                serde_json::json!({
+                    "apiVersion": "mirrord.metalbear.co/v1alpha", "kind": "MirrordClusterSession",
+                    "metadata": {"name": format!("mc-{pages}-{number}")},
+                    "spec": MirrordClusterSessionSpec::default(),
+                })
+            };
+            let list = serde_json::json!({
+                "apiVersion": "mirrord.metalbear.co/v1alpha", "kind": "MirrordClusterSessionList",
+                "metadata": {"resourceVersion": "1", "continue": "more"},
+                "items": (0..500).map(child).collect::<Vec<_>>(),
+            });
+            stub::json_response(http::StatusCode::OK, &list)
+        })
+    }
+
+    /// Only this member is affected, and nothing of its list is kept.
+    #[tokio::test]
+    async fn a_member_that_lists_too_many_children_is_unreachable() {
+        let client = Arc::new(MemberClient::new(stub::member(AuthMethod::BearerToken)));
+        client.access.send_replace(MemberAccess {
+            client: Some(listing_without_end()),
+            ..MemberAccess::default()
+        });
+        client.health.send_replace(healthy());
+        let (store, writer) = store();
+        let member = MemberChildren {
+            client,
+            store,
+            state: watch::Sender::default(),
+        };
+        let mut state = member.state.subscribe();
+        let is_failing = |state: &WatchState| matches!(state, WatchState::Failing(_));
+        let changes = watch::Sender::default();
+        tokio::select! {
+            () = member.watch(writer, &changes) => panic!("the watch has stopped"),
+            failing = timeout(Duration::from_secs(60), state.wait_for(is_failing)) => {
+                failing.expect("the list is cut off").unwrap();
+            }
+        }
+        match member.observe("mc-1-1") {
+            Observed::Unreachable(error) => assert!(error.contains("more than 10000"), "{error}"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(member.store.state().len(), 0);
     }
 }

@@ -11,6 +11,7 @@ use api::{MirrordClusterSession, MirrordMultiClusterSession, MirrordMultiCluster
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 
+use crate::multicluster::bounds;
 use crate::settings::SessionSettings;
 
 /// How long children may take to become ready.
@@ -157,6 +158,7 @@ fn plan_active(
         if is_missing {
             create.push(cluster.clone());
         }
+        let child = bounds::cluster_session(child, status.cluster_sessions.len());
         children.insert(cluster.clone(), child);
     }
     let (phase, message) = phase(parent, &children, observed, was_ready, age);
@@ -244,6 +246,7 @@ fn observed_child(previous: &ClusterSession, child: &MirrordClusterSession) -> C
         generation: previous.generation,
         pods: without_addresses(status.pods),
         ports: status.ports,
+        omitted: None,
         left_timestamp: previous.left_timestamp.clone(),
     }
 }
@@ -336,6 +339,9 @@ fn end_reason(
     if let Some(closed) = &status.closed {
         return Some(closed.clone());
     }
+    if let Some(denied) = &status.denied {
+        return Some(SessionClosed::denied(denied));
+    }
     let seen = status.connected_timestamp.as_deref();
     let seen = seen.and_then(|seen| seen.parse::<Timestamp>().ok());
     let window = Duration::from_secs(parent.spec.resume_window_secs).max(settings.time_to_live);
@@ -348,6 +354,7 @@ fn end_reason(
             let is_old = failed.is_none_or(|failed| since(Some(failed), now) > FAILED_RETENTION);
             is_old.then(|| closed("Failed", message)).flatten()
         }
+        _ if settings.end_of_age(age).is_some() => settings.end_of_age(age),
         (_, Some(seen)) if since(Some(seen), now) > window => closed(
             "ClientGone",
             format!(
@@ -382,7 +389,8 @@ fn ended_child(
         let child = found.own(parent)?;
         child.metadata.deletion_timestamp.as_ref()?;
         let closed = child.status.as_ref()?.closed.as_ref();
-        let why = closed.map_or("it was deleted there", |closed| closed.message.as_str());
+        let why = closed.map(|closed| bounds::text(&closed.message));
+        let why = why.as_deref().unwrap_or("it was deleted there");
         Some(format!("its child in {cluster} has ended: {why}"))
     })
 }

@@ -53,6 +53,8 @@ fn parent_of(
     let settings = SessionSettings {
         time_to_live: Duration::from_secs(60),
         max_resume: Duration::from_secs(900),
+        max_age: None,
+        review_interval: Duration::from_secs(300),
     };
     new_parent(&clusters(), &user, &connect_request, &client, &settings)
 }

@@ -10,6 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::multicluster::bounds;
+
 /// Why a member is not connected.
 #[derive(Debug)]
 pub(super) struct Disconnected {
@@ -41,6 +43,8 @@ pub(super) struct ReplicaConnection {
     pub(super) channels: Channels,
     events: mpsc::UnboundedReceiver<Event>,
     driver: AbortOnDropHandle<io::Result<()>>,
+    /// Why the session has ended, if the member has sent a reason.
+    ended: Option<String>,
 }
 
 impl ReplicaConnection {
@@ -53,6 +57,7 @@ impl ReplicaConnection {
             channels,
             events,
             driver: AbortOnDropHandle::new(tokio::spawn(driver)),
+            ended: None,
         }
     }
 
@@ -68,13 +73,15 @@ impl ReplicaConnection {
             match event {
                 Some(Event::Message(message)) => {
                     if let Ok(endpoints) = serde_json::from_slice(&message) {
+                        let endpoints = bounds::endpoints(endpoints);
+                        self.ended.clone_from(&endpoints.ended);
                         return MemberEvent::Endpoints(endpoints);
                     }
                 }
                 Some(Event::Closed(text)) => {
                     let session_ended = text == SESSION_ENDED;
                     return MemberEvent::Closed(Disconnected {
-                        text,
+                        text: self.ended.take().unwrap_or_else(|| bounds::text(&text)),
                         session_ended,
                     });
                 }

@@ -89,6 +89,8 @@ fn planned(parent: &MirrordMultiClusterSession, east: Observed, west: Observed, 
     let settings = SessionSettings {
         time_to_live: Duration::from_secs(60),
         max_resume: Duration::from_secs(900),
+        max_age: None,
+        review_interval: Duration::from_secs(300),
     };
     plan(parent, &observed, &settings, at(now))
 }
@@ -445,4 +447,58 @@ fn clocks_of_members_may_differ() {
     // A heartbeat in the future does not end the session.
     let plan = planned(&running(), ready(), ready(), 700);
     assert!(!plan.delete);
+}
+
+/// What a member reports is shortened and counted before it is written into the parent.
+#[test]
+fn a_member_cannot_make_its_parent_too_large() {
+    let huge = changed(ready(), |child| {
+        let pod = |number: usize| SessionPod {
+            name: format!("web-{number}"),
+            error: Some("\u{1b}".repeat(5000)),
+            ..SessionPod::default()
+        };
+        let status = child.status.as_mut().unwrap();
+        status.pods = (0..1000).map(pod).collect();
+        status.last_seen_timestamp = Some("9".repeat(100_000));
+    });
+    let plan = planned(&initialized(), huge, ready(), 2);
+    let report = plan.report.unwrap();
+    let bytes = serde_json::to_vec(&report.cluster_sessions).unwrap().len();
+    assert!(bytes < 200_000, "{bytes}");
+    let east = &report.cluster_sessions["east"];
+    let omitted = format!("and {} more pods", 1000 - east.pods.len());
+    assert_eq!(east.omitted.as_ref(), Some(&omitted));
+    let text = serde_json::to_string(&report.cluster_sessions).unwrap();
+    assert!(!text.contains("\\u001b"), "escape sequences");
+    assert_eq!(report.cluster_sessions["west"].omitted, None);
+}
+
+#[test]
+fn a_session_over_several_clusters_ends_with_its_right_and_at_its_maximum_age() {
+    let closed = |denied: Option<&str>, max_age: Option<u64>, now: i64| {
+        let mut parent = initialized();
+        let status = parent.status.as_mut().unwrap();
+        status.phase = Some(MultiClusterPhase::Ready);
+        status.connected_timestamp = Some(at(now).to_string());
+        status.denied = denied.map(str::to_owned);
+        let observed = [("east".to_owned(), ready()), ("west".to_owned(), ready())];
+        let settings = SessionSettings {
+            time_to_live: Duration::from_secs(60),
+            max_resume: Duration::from_secs(900),
+            max_age: max_age.map(Duration::from_secs),
+            review_interval: Duration::from_secs(300),
+        };
+        let plan = plan(&parent, &observed.into(), &settings, at(now));
+        let closed = plan.report.and_then(|report| report.closed);
+        assert_eq!(plan.delete, closed.is_some());
+        closed.map(|closed| closed.reason)
+    };
+    assert_eq!(closed(None, None, 5000), None);
+    assert_eq!(closed(None, Some(5001), 5000), None);
+    assert_eq!(closed(None, Some(5000), 5000).as_deref(), Some("MaxAge"));
+    assert_eq!(
+        closed(Some("no right"), None, 10).as_deref(),
+        Some("Denied")
+    );
 }

@@ -16,6 +16,8 @@ const END: i64 = 300;
 const SETTINGS: SessionSettings = SessionSettings {
     time_to_live: Duration::from_secs(WINDOW),
     max_resume: Duration::from_secs(900),
+    max_age: None,
+    review_interval: Duration::from_secs(300),
 };
 
 /// A Primary with a connected client, the cluster east, which is always reachable, and the cluster west.
