@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::port_reports::{filter_patterns, report_ports};
 
-/// How long to wait for a request. A connection without one ends the agent, as operators of earlier versions request it.
+/// How long to wait for a request. A connection without one ends the agent.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) async fn handle(
