@@ -62,6 +62,8 @@ where
         drop(permit);
         return serve_api_server(watcher, stream, respond).await;
     }
+    // A shutdown does not wait for it.
+    drop(watcher);
     let serving = respond_once(stream, respond);
     permit.run(UNAUTHENTICATED_TIMEOUT, serving).await?
 }

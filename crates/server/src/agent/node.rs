@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use ::agent::{AllClaims, PatternVisibility};
 use admission::{accept, raise_descriptor_limit};
-use anyhow::{Context, Result, ensure};
-use api::node::{MAX_REQUEST_BYTES, NodeRequest, NodeResponse, ServedTarget, encode_message};
+use anyhow::{Context, Result};
+use api::node::{NodeRequest, NodeResponse, ServedTarget, encode_message};
 use clap::Args;
 use link::tls::rustls::pki_types::pem::PemObject as _;
 use link::tls::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use link::tls::{Fingerprint, Identity, TlsAcceptor, acceptor_for_clients};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -27,6 +27,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use self::served::ServedTargets;
 use super::operator_listener::{OperatorConnection, OperatorListener};
+use super::operator_requests::read_request;
 use super::port_reports::{filter_patterns, report_ports};
 
 /// How long a request and its response may take.
@@ -131,10 +132,7 @@ async fn handle(
     mut pipe: OperatorConnection,
     served: &ServedTargets,
 ) -> Result<Option<PortSubscriber>> {
-    let length = pipe.read_u32().await?;
-    ensure!(length <= MAX_REQUEST_BYTES, "the request is too long");
-    let mut request = vec![0; usize::try_from(length)?];
-    pipe.read_exact(&mut request).await?;
+    let request = read_request(&mut pipe).await?;
     let response = match serde_json::from_slice(&request) {
         Ok(NodeRequest::Serve(request)) => match served.serve(&request).await {
             Ok(served) => serving(vec![served]),

@@ -6,6 +6,7 @@ use api::node::ServeRequest;
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{FirstSeen, TlsDialer, Trust};
 use link::{Dial as _, Link, Settings, TcpDialer};
+use tokio::io::AsyncReadExt as _;
 
 use super::*;
 
