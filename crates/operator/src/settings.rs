@@ -27,8 +27,10 @@ pub struct Settings {
     pub license_secret: Option<String>,
     /// The listen address for the API server.
     pub listen: SocketAddr,
-    /// The listen address for the kubelet and Prometheus.
+    /// The listen address for the kubelet.
     pub listen_for_probes: SocketAddr,
+    /// The listen address for Prometheus.
+    pub listen_for_metrics: SocketAddr,
     /// The namespace of targets that are named without one.
     pub default_namespace: String,
     pub session: SessionSettings,

@@ -441,7 +441,9 @@ fn next_agent(pod: &ObservedPod, previous: Option<&SessionPod>, spec: &Validated
 fn port_of(name: &str) -> u16 {
     let digest = Sha256::digest(name);
     let number = u16::from_be_bytes([digest[0], digest[1]]);
-    AGENT_PORTS.start + number % (AGENT_PORTS.end - AGENT_PORTS.start)
+    // Each agent has a pair of ports: for its client, and for the operator.
+    let pairs = (AGENT_PORTS.end - AGENT_PORTS.start) / 2;
+    AGENT_PORTS.start + number % pairs * 2
 }
 
 fn report_pod(
