@@ -17,7 +17,8 @@ pub(super) async fn errors_are_reported(scenario: &Scenario<'_>) -> Result<()> {
     start_checkout(&shop)?;
     without_an_operator(scenario, &shop)?;
     similar_targets_are_suggested(scenario, &shop)?;
-    let values = "operator.agent.mode=ephemeral,operator.session.rightsReviewSecs=1";
+    // The session with a target that does not exist is kept for the TTL.
+    let values = "operator.agent.mode=ephemeral,operator.session.ttlSecs=15,operator.session.rightsReviewSecs=1";
     with_operator_values(scenario, values, async |operator| {
         let user = permissions_are_checked_by_the_operator(scenario, &shop)?;
         a_removed_permission_ends_the_session(scenario, &shop, &user).await?;
