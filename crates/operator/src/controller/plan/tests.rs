@@ -608,7 +608,7 @@ fn a_refused_pod_has_no_agent() {
         vec![running(), with_agent.clone()],
         at(1),
     );
-    assert_eq!(plan.end, [agent.clone()]);
+    assert_eq!(plan.end, std::slice::from_ref(&agent));
     assert!(plan.regrant.iter().all(|regrant| regrant.agent != agent));
     assert_eq!(plan.report.unwrap().pods[1].address, None);
     // Without another pod, the session fails with the reason.
