@@ -128,8 +128,28 @@ fn the_socket_is_an_http_server_and_removed_when_the_session_is_killed() {
     );
     assert_eq!(get("/info").json()["config_path"], config.to_str().unwrap());
     assert_eq!(get("/nothing").status, 404);
+    assert!(!listens_on_tcp(session.id()));
     session.signal(Signal::SIGKILL);
     wait_until("the socket is removed", || sockets(&standin).is_empty());
+}
+
+/// Whether the process has a TCP socket that listens.
+fn listens_on_tcp(process: u32) -> bool {
+    let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/net/{table}")));
+    let tables = tables.into_iter().flatten().collect::<String>();
+    let rows = tables.lines().map(|line| line.split_whitespace());
+    let listeners =
+        rows.filter_map(|mut fields| (fields.nth(3)? == "0A").then(|| fields.nth(5))?);
+    let listeners: Vec<String> = listeners.map(|inode| format!("socket:[{inode}]")).collect();
+    let descriptors = fs::read_dir(format!("/proc/{process}/fd"))
+        .unwrap()
+        .flatten();
+    let mut files = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+    files.any(|file| {
+        listeners
+            .iter()
+            .any(|listener| file.as_os_str() == listener.as_str())
+    })
 }
 
 #[test]
