@@ -43,7 +43,7 @@ pub use agent::{
     AGENT_PORTS, AgentDialer, AgentInstance, AgentInstanceState, AgentSettings, AgentSpec,
     ClusterAgent, PodSettings, ReachableAgent, Toleration, agent_instances, job_agent_instance,
 };
-pub use client::client;
+pub use client::{client, client_with_roots};
 pub use error::{Error, Result};
 pub use list::{ListedTarget, Listing, has_namespace, list};
 pub use operator::{

@@ -36,6 +36,7 @@ pub(crate) use self::validate::{agent_mode, workload};
 use crate::Shared;
 use crate::background::catch_panic;
 use crate::cache::ChangeHash as _;
+use crate::connect::check_targetless;
 use crate::error::Error;
 use crate::multicluster::sessions::assertion;
 
@@ -144,6 +145,13 @@ async fn reconcile_active(
             return Ok(plan(session, None, &missing, mode, now));
         }
     };
+    if is_new(session)
+        && let Err(refusal) = check_targetless(spec.target.as_ref(), &shared.settings)
+    {
+        // A Primary creates sessions of users that this operator did not check.
+        let missing = Observed::missing(refusal.message);
+        return Ok(plan(session, None, &missing, mode, now));
+    }
     if is_new(session)
         && let Err(refusal) = assertion::authorize_child(shared, session).await
     {

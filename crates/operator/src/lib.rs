@@ -69,9 +69,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use crate::error::{Error, Result};
-pub use crate::multicluster::{InvalidClusters, MultiCluster};
 pub use crate::settings::{
-    AgentMode, AgentSettings, MemberAuthorization, PodSettings, SessionSettings, Settings,
+    AgentMode, AgentSettings, MemberAuthorization, PodSettings, PrimarySettings, SessionSettings,
+    Settings,
 };
 pub use crate::uninstall::uninstall;
 
@@ -133,7 +133,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     let (metrics, ending) = (Metrics::new(), shutdown.child_token());
     let background = Background::new(ending.clone(), metrics.failed_tasks.clone());
     let tasks = background.stop_guard();
-    let members = MemberClusters::new(&client, &settings, &background)?;
+    let members = MemberClusters::new(&client, &settings, &background).await?;
     let certificates = CertificateRotator::start(client.clone(), settings.clone()).await?;
     let trust = TrustReloader::start(client.clone(), certificates.subscribe()).await?;
     let listener = listen(settings.listen).await?;

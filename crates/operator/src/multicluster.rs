@@ -4,8 +4,9 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`auth`] | credentials for members |
-//! | [`clusters`] | the administrator's configuration, validated once |
-//! | [`environment`] | environment variables of AWS roles |
+//! | [`clusters`] | the administrator's configuration, validated |
+//! | [`configuration`] | reads and follows the configuration |
+//! | [`environment`] | environment variables |
 //! | [`member_client`] | keeps a client for each member: watches credentials, checks health |
 //! | [`member_clusters`] | all members; admits clients and relays their connections to members |
 //! | [`sessions`] | the controller of parent and child sessions |
@@ -13,6 +14,7 @@
 
 pub(crate) mod auth;
 pub(crate) mod clusters;
+pub(crate) mod configuration;
 pub(crate) mod environment;
 pub(crate) mod member_client;
 pub(crate) mod member_clusters;
@@ -21,5 +23,3 @@ pub(crate) mod sessions;
 pub(crate) mod stub;
 
 pub(crate) mod targets;
-
-pub use self::clusters::{InvalidClusters, MultiCluster};

@@ -1,16 +1,14 @@
 //! `standind-operator`, the program of the operator, which `standind operator` executes: arguments, logging and signals.
 #![allow(clippy::print_stderr, reason = "a program: stderr carries messages")]
 
-use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, ValueEnum};
 use operator::{
-    AgentMode, AgentSettings, MemberAuthorization, MultiCluster, PodSettings, SessionSettings,
+    AgentMode, AgentSettings, MemberAuthorization, PodSettings, PrimarySettings, SessionSettings,
     Settings,
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -112,9 +110,15 @@ struct OperatorArguments {
     /// The log level of agents
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     agent_log: LevelFilter,
-    /// The file with the list of clusters, for an operator with member clusters
-    #[arg(long, value_name = "FILE")]
-    clusters_config: Option<PathBuf>,
+    /// The ConfigMap with the list of clusters, for an operator with member clusters
+    #[arg(long, value_name = "NAME")]
+    clusters_config_map: Option<String>,
+    /// How long a session over several clusters waits for its client by default, if not as long as other sessions
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(MIN_SESSION_TTL..))]
+    multi_cluster_session_ttl: Option<u64>,
+    /// How long the parts of such a session in the clusters may take to become ready
+    #[arg(long, value_name = "SECONDS", default_value = "75", value_parser = clap::value_parser!(u64).range(1..))]
+    remote_session_timeout: u64,
     /// Require that users of a Primary are also authorized for the target by the rules of this cluster
     #[arg(long)]
     member_user_authorization: bool,
@@ -156,7 +160,7 @@ fn run(arguments: OperatorArguments) -> Result<()> {
     runtime.block_on(async {
         let shutdown = CancellationToken::new();
         shutdown_on_signals(shutdown.clone())?;
-        operator::run(settings(arguments)?, shutdown).await?;
+        operator::run(settings(arguments), shutdown).await?;
         Ok(())
     })
 }
@@ -170,13 +174,22 @@ fn uninstall() -> Result<()> {
     Ok(runtime.block_on(operator::uninstall())?)
 }
 
-fn settings(arguments: OperatorArguments) -> Result<Settings> {
-    Ok(Settings {
-        multi_cluster: arguments
-            .clusters_config
-            .as_deref()
-            .map(clusters)
-            .transpose()?,
+fn settings(arguments: OperatorArguments) -> Settings {
+    Settings {
+        primary: arguments
+            .clusters_config_map
+            .map(|config_map| PrimarySettings {
+                config_map,
+                session: SessionSettings {
+                    time_to_live: Duration::from_secs(
+                        arguments
+                            .multi_cluster_session_ttl
+                            .unwrap_or(arguments.session_ttl),
+                    ),
+                    max_resume: Duration::from_secs(arguments.session_max_resume),
+                },
+                startup_timeout: Duration::from_secs(arguments.remote_session_timeout),
+            }),
         member_authorization: arguments
             .member_user_authorization
             .then_some(MemberAuthorization {
@@ -215,7 +228,7 @@ fn settings(arguments: OperatorArguments) -> Result<Settings> {
                 ..PodSettings::default()
             },
         },
-    })
+    }
 }
 
 /// The quantity itself is validated by the chart, and by the API server when a pod is created.
@@ -226,12 +239,6 @@ fn quantity(text: &str) -> Result<(String, String), String> {
         }
         _ => Err("write it as RESOURCE=QUANTITY, such as cpu=50m".to_owned()),
     }
-}
-
-fn clusters(path: &Path) -> Result<MultiCluster> {
-    let file = || format!("the clusters of {}", path.display());
-    let text = fs::read_to_string(path).with_context(file)?;
-    MultiCluster::read(&text).with_context(file)
 }
 
 fn start_log(level: LevelFilter, as_json: bool) {
@@ -287,7 +294,7 @@ mod tests {
             "--agent-request=memory=32Mi",
             "--agent-limit=memory=1e+09",
         ]);
-        let pod = settings(parsed.unwrap().arguments).unwrap().agent.pod;
+        let pod = settings(parsed.unwrap().arguments).agent.pod;
         let map = |pairs: &[(&str, &str)]| {
             let pairs = pairs
                 .iter()
@@ -304,6 +311,27 @@ mod tests {
             let error = with(&[wrong]).unwrap_err().to_string();
             assert!(error.contains("RESOURCE=QUANTITY, such as"), "{error}");
         }
+    }
+
+    #[test]
+    fn sessions_over_several_clusters_may_have_another_ttl() {
+        let with = |more: &[&'static str]| {
+            let required = ["", "--namespace=a", "--replica=b", "--agent-image=c"];
+            let required = required.iter().chain(&["--session-ttl=20"]).chain(more);
+            settings(Program::try_parse_from(required).unwrap().arguments).primary
+        };
+        assert!(with(&[]).is_none());
+        let usual = with(&["--clusters-config-map=a"]).unwrap();
+        assert_eq!(usual.session.time_to_live.as_secs(), 20);
+        assert_eq!(usual.startup_timeout.as_secs(), 75);
+        let other = with(&[
+            "--clusters-config-map=a",
+            "--multi-cluster-session-ttl=30",
+            "--remote-session-timeout=300",
+        ]);
+        let other = other.unwrap();
+        assert_eq!(other.session.time_to_live.as_secs(), 30);
+        assert_eq!(other.startup_timeout.as_secs(), 300);
     }
 
     #[test]

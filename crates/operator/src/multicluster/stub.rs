@@ -22,7 +22,7 @@ pub(crate) fn member(method: AuthMethod) -> Member {
     Member {
         name: "east".to_owned(),
         server: http::Uri::from_static("https://east"),
-        authorities: Vec::new(),
+        authorities: None,
         method,
         namespace: None,
     }

@@ -81,7 +81,7 @@ impl MultiClusterRouter {
             .iter()
             .map(|connection| connection.state.clone())
             .collect();
-        let mut heartbeats = interval(self.shared.settings.session.heartbeat(HEARTBEAT_INTERVAL));
+        let mut heartbeats = interval(members.settings.session.heartbeat(HEARTBEAT_INTERVAL));
         heartbeats.tick().await;
         let mut sent = None;
         let mut is_draining = false;
