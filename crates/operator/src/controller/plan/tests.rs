@@ -68,6 +68,7 @@ fn pod(name: &str, container_id: &str, agents: &[(&str, AgentInstanceState)]) ->
         policies: "now".to_owned(),
         new_grant: None,
         start_failure: None,
+        grant_failure: None,
     }
 }
 
