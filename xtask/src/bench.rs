@@ -3,6 +3,7 @@
 //! A goal that is missed is reported, not an error: the reader decides whether the machine or the code was slow.
 
 mod groups;
+mod hostile;
 mod images;
 mod incoming;
 mod kubernetes;
@@ -24,6 +25,7 @@ use ::lab::Paths;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+pub(crate) use self::hostile::{prepare as prepare_hostile_soak, soak as soak_hostile_peers};
 pub(crate) use self::row::Row;
 use crate::{privilege, table};
 
@@ -90,6 +92,13 @@ const BENCHES: &[Bench] = &[
         measure: monitor::measure,
     },
     Bench {
+        name: "hostile",
+        description: "hostile peers: what their connections cost sessions with an operator",
+        prepare: hostile::prepare,
+        needs_root: true,
+        measure: hostile::measure,
+    },
+    Bench {
         name: "repository",
         description: "the checks that run before every commit",
         prepare: || Ok(()),
@@ -110,7 +119,7 @@ pub(crate) struct BenchArguments {
 }
 
 /// How much to measure.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct Extent {
     /// Fewer and shorter rounds, where a bench supports it: for a first impression
     #[arg(long, requires = "name")]

@@ -1,5 +1,7 @@
 #![allow(clippy::type_complexity, reason = "a table is read by its columns")]
 
+use api::node::operator_port;
+
 use super::*;
 
 const SETTINGS: SessionSettings = SessionSettings {
@@ -218,11 +220,26 @@ fn the_reason_of_a_failed_start_is_reported() {
 }
 
 #[test]
+fn an_agent_that_has_not_confirmed_its_grant_is_reported() {
+    let running = AgentInstanceState::Running;
+    let mut pod = pod("web", "c", &[("c", running)]);
+    pod.grant_failure = Some("the request timed out".to_owned());
+    let plan = planned(status(SessionPhase::Ready), vec![pod], at(1));
+    let report = plan.report.unwrap();
+    assert_eq!(report.phase, SessionPhase::Ready);
+    let error = report.pods[0].error.as_deref().unwrap();
+    assert!(error.contains("has not confirmed the current policies (the request timed out)"));
+}
+
+#[test]
 fn agents_have_different_ports() {
     let ports: Vec<u16> = (1..10)
         .map(|number| port_of(&format!("agent-{number}")))
         .collect();
     assert!(ports.iter().all(|port| AGENT_PORTS.contains(port)));
+    let operator_ports: Vec<u16> = ports.iter().copied().map(operator_port).collect();
+    assert!(operator_ports.iter().all(|port| AGENT_PORTS.contains(port)));
+    assert!(!operator_ports.iter().any(|port| ports.contains(port)));
     let different: std::collections::BTreeSet<_> = ports.iter().collect();
     assert!(different.len() > 5);
 }
