@@ -32,6 +32,8 @@ pub struct Settings {
     /// The namespace of targets that are named without one.
     pub default_namespace: String,
     pub session: SessionSettings,
+    /// How long an agent may take to confirm changed policies before its session's traffic to it is stopped.
+    pub policy_confirmation_timeout: Duration,
     pub agent_mode: AgentMode,
     /// Whether sessions without a target are allowed. Their agents are pods in the namespaces of users.
     pub targetless: bool,

@@ -84,6 +84,9 @@ struct OperatorArguments {
     /// The longest time that a session waits for its client
     #[arg(long, value_name = "SECONDS", default_value = "900", value_parser = clap::value_parser!(u64).range(MIN_SESSION_TTL..))]
     session_max_resume: u64,
+    /// How long an agent may take to confirm changed policies before its session's traffic to it is stopped
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
+    policy_confirmation_timeout: u64,
     /// Where agents run: in the target's pod, in a pod on its node, or permanently on every node
     #[arg(long, value_name = "MODE", default_value = "ephemeral")]
     agent_mode: Mode,
@@ -210,6 +213,7 @@ fn settings(arguments: OperatorArguments) -> Settings {
             time_to_live: Duration::from_secs(arguments.session_ttl),
             max_resume: Duration::from_secs(arguments.session_max_resume),
         },
+        policy_confirmation_timeout: Duration::from_secs(arguments.policy_confirmation_timeout),
         agent_mode: arguments.agent_mode.into(),
         targetless: !arguments.no_targetless,
         shows_filter_patterns: !arguments.hide_filter_patterns,

@@ -92,6 +92,10 @@ const SETTINGS: &[(&str, &str)] = &[
         "operator.session.maxResumeSecs=901",
     ),
     (
+        "operator.session.policyConfirmationSecs",
+        "operator.session.policyConfirmationSecs=11",
+    ),
+    (
         "operator.session.showFilterPatterns",
         "operator.session.showFilterPatterns=false",
     ),
@@ -162,6 +166,10 @@ const WRONG: &[(&str, &str)] = &[
     (
         "operator.session.showFilterPatterns=some",
         "/operator/session/showFilterPatterns",
+    ),
+    (
+        "operator.session.policyConfirmationSecs=0",
+        "/operator/session/policyConfirmationSecs",
     ),
     (
         "operator.session.maxResumeSecs=100000",

@@ -64,6 +64,7 @@ async fn without_target(shared: &Shared, spec: &ValidatedSpec) -> Result<Observe
             replica: targetless_replica(&spec.namespace),
             agents: sorted(agents.map(|(_, agent)| agent).collect()),
             start_failure: None,
+            grant_failure: None,
         }],
         ..Observed::default()
     })
@@ -132,6 +133,7 @@ fn observe_pods(
                 agents: ephemeral_agents(pod, spec),
                 replica,
                 start_failure: None,
+                grant_failure: None,
             }),
             Err(unfit) => observed
                 .unfit
