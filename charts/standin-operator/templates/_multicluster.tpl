@@ -28,6 +28,17 @@
 {{- $names | uniq | toJson -}}
 {{- end }}
 
+{{/* The members whose tokens the operator renews and stores. For those that only the ConfigMap names, the chart cannot tell. */}}
+{{- define "standin-operator.members-with-tokens" -}}
+{{- $names := .Values.operator.multiCluster.configMapClusters -}}
+{{- range $name, $cluster := .Values.operator.multiCluster.clusters -}}
+{{- if eq $cluster.authType "bearerToken" -}}
+{{- $names = append $names $name -}}
+{{- end -}}
+{{- end -}}
+{{- $names | uniq | toJson -}}
+{{- end }}
+
 {{/* The subject that the Primary is in this cluster: a service account, or a group from IAM. */}}
 {{- define "standin-operator.envoy-subject" -}}
 {{- with .Values.operator.multiClusterMemberIamGroup -}}
