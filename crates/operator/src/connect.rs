@@ -72,13 +72,6 @@ pub(crate) async fn connect(
             && attach::requested_child(request.headers()).is_none()
     });
     let is_multi_cluster = members.is_some();
-    if let (None, Some(primary), None) = (
-        members,
-        &shared.members,
-        attach::requested_child(request.headers()),
-    ) {
-        primary.check_local()?;
-    }
     let outcome = match members {
         Some(members) => {
             let headers = request.headers();
@@ -150,6 +143,9 @@ async fn admit(
         let child = attach::attach(&shared.client, user, child, &attach_request).await?;
         assertion::authorize_child(shared, &child).await?;
         return wait_until_ready(shared, &child).await;
+    }
+    if let Some(primary) = &shared.members {
+        primary.check_local()?;
     }
     let client = Caller::read(headers)?;
     let labels = connect_request.parameters.label_target.as_deref();
