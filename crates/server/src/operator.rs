@@ -184,6 +184,12 @@ fn uninstall() -> Result<()> {
 }
 
 fn settings(arguments: OperatorArguments) -> Settings {
+    let session = SessionSettings {
+        time_to_live: Duration::from_secs(arguments.session_ttl),
+        max_resume: Duration::from_secs(arguments.session_max_resume),
+        max_age: arguments.session_max_age.map(Duration::from_secs),
+        review_interval: Duration::from_secs(arguments.rights_review_interval),
+    };
     Settings {
         primary: arguments
             .clusters_config_map
@@ -195,7 +201,7 @@ fn settings(arguments: OperatorArguments) -> Settings {
                             .multi_cluster_session_ttl
                             .unwrap_or(arguments.session_ttl),
                     ),
-                    max_resume: Duration::from_secs(arguments.session_max_resume),
+                    ..session
                 },
                 startup_timeout: Duration::from_secs(arguments.remote_session_timeout),
             }),
@@ -215,12 +221,7 @@ fn settings(arguments: OperatorArguments) -> Settings {
         listen_for_probes: arguments.listen_for_probes,
         listen_for_metrics: arguments.listen_for_metrics,
         default_namespace: arguments.default_namespace,
-        session: SessionSettings {
-            time_to_live: Duration::from_secs(arguments.session_ttl),
-            max_resume: Duration::from_secs(arguments.session_max_resume),
-            max_age: arguments.session_max_age.map(Duration::from_secs),
-            review_interval: Duration::from_secs(arguments.rights_review_interval),
-        },
+        session,
         policy_confirmation_timeout: Duration::from_secs(arguments.policy_confirmation_timeout),
         agent_mode: arguments.agent_mode.into(),
         targetless: !arguments.no_targetless,

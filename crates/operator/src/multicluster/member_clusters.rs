@@ -18,7 +18,6 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use self::membership::{Membership, for_each_member};
-
 use super::auth::bearer::{self, Token};
 use super::auth::eks::EksTokens;
 use super::auth::identity::WebIdentity;

@@ -164,6 +164,8 @@ fn member_clusters(client: Client) -> MemberClusters {
             session: SessionSettings {
                 time_to_live: Duration::from_secs(60),
                 max_resume: Duration::from_secs(900),
+                max_age: None,
+                review_interval: Duration::from_secs(300),
             },
             startup_timeout: Duration::from_secs(75),
         },

@@ -80,7 +80,7 @@ impl Plan {
         if !created.is_empty() {
             for (cluster, result) in created {
                 if let Some(child) = report.cluster_sessions.get_mut(cluster) {
-                    child.error = result.as_ref().err().cloned();
+                    child.error = result.as_ref().err().map(|error| bounds::text(error));
                 }
             }
             report.message = pending_message(&report.cluster_sessions);
