@@ -108,6 +108,11 @@ impl Group {
     }
 }
 
+/// Whether a crate of the map is a part of the released programs.
+pub(crate) fn is_released(name: &str) -> bool {
+    find(name).is_some_and(|rule| !matches!(rule.group, Group::Testing | Group::Samples))
+}
+
 /// A package of this workspace and everything that its manifest names as a dependency, except for its tests.
 #[derive(Debug)]
 pub(crate) struct Package {
