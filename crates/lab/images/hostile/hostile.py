@@ -4,8 +4,8 @@ Usage: hostile.py CONNECTIONS RATE HOST:PORT...
 
 Each listener gets RATE connections in a second until CONNECTIONS are open. A connection that the listener closes is replaced
 at the same rate. Of ten connections, four are idle, four send a byte of a request now and then, one is idle after the TLS
-handshake, and one is an HTTP/2 connection that answers pings. Prints `loaded` once it has opened as many as requested to
-each listener.
+handshake, and one is an HTTP/2 connection that answers pings. Prints `loaded` once it has begun to open as many as
+requested to each listener.
 """
 
 import asyncio

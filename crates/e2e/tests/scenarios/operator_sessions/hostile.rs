@@ -21,11 +21,21 @@ const POLICY: &str = "apiVersion: policies.mirrord.metalbear.co/v1alpha\nkind: M
                       {targetPath: deployment/web, fs: {notFound: [^/web/]}}\n";
 const CHANGED: &str = "the rules of the cluster's administrators for pod web-";
 
+/// The listeners that the pod connects to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listeners {
+    /// Of the operator and of node agents: for the API server, the kubelet, Prometheus, the operator and clients.
+    OperatorAndNodeAgents,
+    /// Of the agents of one session: for its client and the operator.
+    Agents,
+}
+
 /// Meanwhile a session starts, a policy reaches a running session, no probe is missed, and no container restarts.
 pub(crate) async fn unauthenticated_peers_take_nothing(
     scenario: &Scenario<'_>,
     shop: &TestNamespace,
     operator: &Operator,
+    listeners: Listeners,
 ) -> Result<()> {
     let namespace = &operator.namespace;
     let before = health(namespace)?;
@@ -37,7 +47,7 @@ pub(crate) async fn unauthenticated_peers_take_nothing(
     let connections = HostileConnections {
         count: CONNECTIONS,
         rate: RATE,
-        listeners: listeners(shop, operator)?,
+        listeners: listeners.addresses(shop, operator)?,
     };
     start(shop, &connections).await?;
     let mut session = session_for(scenario, shop, "deployment/web")?;
@@ -72,15 +82,22 @@ pub(crate) async fn unauthenticated_peers_take_nothing(
     Ok(())
 }
 
-/// Every address at which an operator or an agent listens.
-fn listeners(shop: &TestNamespace, operator: &Operator) -> Result<Vec<String>> {
-    let mut listeners = listeners_of_pods(&list(&operator.namespace, "pods")?);
-    for of_client in listeners_of_sessions(&list(shop, "mirrordclustersessions")?) {
-        let mut of_operator: SocketAddr = of_client.parse()?;
-        of_operator.set_port(operator_port(of_operator.port()));
-        listeners.extend([of_client, of_operator.to_string()]);
+impl Listeners {
+    fn addresses(self, shop: &TestNamespace, operator: &Operator) -> Result<Vec<String>> {
+        let of_clients = listeners_of_sessions(&list(shop, "mirrordclustersessions")?);
+        if self == Self::OperatorAndNodeAgents {
+            let pods = list(&operator.namespace, "pods")?;
+            let of_pods = listeners_of_pods(&pods).into_iter();
+            return Ok(of_pods.chain(of_clients).collect());
+        }
+        let mut addresses = Vec::new();
+        for of_client in of_clients {
+            let mut of_operator: SocketAddr = of_client.parse()?;
+            of_operator.set_port(operator_port(of_operator.port()));
+            addresses.extend([of_client, of_operator.to_string()]);
+        }
+        Ok(addresses)
     }
-    Ok(listeners)
 }
 
 /// Starts the pod, and waits until it has opened all connections.
