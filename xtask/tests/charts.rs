@@ -11,6 +11,8 @@
 )]
 
 mod charts {
+    // Sessions over several clusters.
+    mod clusters;
     // The objects of the chart.
     mod objects;
     // Permissions, and whether docs/permissions.md matches them.

@@ -3,10 +3,29 @@
 {{- $clusters := list -}}
 {{- range $name, $cluster := .Values.operator.multiCluster.clusters -}}
 {{- $entry := pick $cluster "server" "caData" "authType" "region" "isDefault" "namespace" -}}
+{{- with $entry.caData -}}
+{{- $entry = set $entry "caData" (include "standin-operator.unwrapped" .) -}}
+{{- end -}}
 {{- $clusters = append $clusters (set $entry "name" $name) -}}
 {{- end -}}
 {{- $multi := pick .Values.operator.multiCluster "clusterName" "defaultCluster" "managementOnly" "onUnreachable" -}}
 {{- set $multi "clusters" $clusters | toYaml -}}
+{{- end }}
+
+{{/* A value without line ends and spaces. Programs wrap base64, and files end with a line end. */}}
+{{- define "standin-operator.unwrapped" -}}
+{{- regexReplaceAll "\\s+" . "" -}}
+{{- end }}
+
+{{/* The members whose credentials are in Secrets: those of the values, and those of a ConfigMap that an administrator writes. */}}
+{{- define "standin-operator.members-with-secrets" -}}
+{{- $names := .Values.operator.multiCluster.configMapClusters -}}
+{{- range $name, $cluster := .Values.operator.multiCluster.clusters -}}
+{{- if ne $cluster.authType "eks" -}}
+{{- $names = append $names $name -}}
+{{- end -}}
+{{- end -}}
+{{- $names | uniq | toJson -}}
 {{- end }}
 
 {{/* The subject that the Primary is in this cluster: a service account, or a group from IAM. */}}

@@ -175,23 +175,23 @@ impl Agent {
         });
         if has_changed {
             self.open_connections().reset_forbidden(&self.rules());
-            let agent = self.clone();
-            self.files()
-                .run(move || {
-                    agent.close_forbidden_files();
-                    Ok(())
-                })
-                .await?;
+            self.close_forbidden_files().await?;
         }
         Ok(has_changed)
     }
 
-    fn close_forbidden_files(&self) {
-        let rules = self.rules();
-        let tree = Tree::of(self, &rules);
-        for handles in self.0.open_files.lock().iter().filter_map(Weak::upgrade) {
-            handles.retain(|file| tree.still_allows(file));
-        }
+    /// Closes the open files of all sessions that the current rules forbid.
+    pub(crate) async fn close_forbidden_files(&self) -> Result<()> {
+        let agent = self.clone();
+        let close = move || {
+            let rules = agent.rules();
+            let tree = Tree::of(&agent, &rules);
+            for handles in agent.0.open_files.lock().iter().filter_map(Weak::upgrade) {
+                handles.retain(|file| tree.still_allows(file));
+            }
+            Ok(())
+        };
+        self.files().run(close).await
     }
 
     /// Registers the open files of a connection, which are checked whenever the grant changes.

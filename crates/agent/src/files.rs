@@ -5,6 +5,7 @@
 //! ([`nonblocking`]). The contents of files are transferred by [`stream`].
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::Stream;
@@ -30,9 +31,11 @@ mod canonicalize;
 mod handles;
 mod listing;
 mod metadata;
+mod mounts;
 mod nonblocking;
 mod open;
 mod operations;
+mod process_files;
 mod stream;
 mod tree;
 
@@ -116,11 +119,16 @@ impl Files for Connection {
     type ListStream = Pin<Box<dyn Stream<Item = Result<ListResponse, Status>> + Send>>;
 
     async fn open(&self, request: Request<OpenRequest>) -> RpcResult<OpenResponse> {
+        let rules = self.agent.rules();
         let opened = self.open_file(request.into_inner()).await?;
         let handle = match opened.is_kept {
             true => self.handles.insert(opened.file)?,
             false => 0,
         };
+        if !Arc::ptr_eq(&rules, &self.agent.rules()) {
+            // The rules changed while it was opened, and may have been applied to the open files without this one.
+            self.agent.close_forbidden_files().await?;
+        }
         Ok(Response::new(OpenResponse {
             handle,
             ..opened.response

@@ -2,21 +2,20 @@
 //! hole.
 
 mod addresses;
+mod files;
+mod incoming;
 mod wildcard;
 
 use std::net::SocketAddr;
 
 use protocol::grant::Grant;
-use protocol::rpc::{HttpFilter, IncomingMode, SubscribeRequest, http_filter};
-use regex::bytes::RegexSet;
-use rustix::io::Errno;
+use protocol::rpc::{HttpFilter, SubscribeRequest};
 
 use self::addresses::AddressRule;
 pub(crate) use self::addresses::Transport;
+pub(crate) use self::files::{FileAccess, FileRules};
+use self::incoming::IncomingRules;
 use crate::{Error, Result};
-
-/// The files with the environments of processes, which contain hidden variables.
-const ENVIRONMENTS: &str = "^/proc/[^/]+(/task/[^/]+)?/environ$";
 
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
@@ -29,53 +28,13 @@ pub(crate) struct Rules {
     none_of: Vec<AddressRule>,
 }
 
-#[derive(Debug, Default)]
-struct IncomingRules {
-    no_steal: bool,
-    no_steal_without_filter: bool,
-    no_mirror: bool,
-    header_filters: Vec<regex::Regex>,
-}
-
-#[derive(Debug)]
-pub(crate) struct FileRules {
-    read_only: RegexSet,
-    hidden: RegexSet,
-}
-
-/// How a file is accessed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FileAccess {
-    Read,
-    Write,
-}
-
 impl Rules {
     pub(crate) fn parse(grant: &Grant) -> Result<Self> {
-        let header_filters = grant.incoming.header_filters.iter();
-        let header_filters = header_filters.map(|text| regex::Regex::new(text).map_err(malformed));
-        let files = &grant.files;
-        let mut hidden = files.hidden.clone();
-        if !grant.hidden_variables.is_empty() {
-            hidden.push(ENVIRONMENTS.to_owned());
-        }
-        let has_file_rules = !files.read_only.is_empty() || !hidden.is_empty();
         let addresses = |texts: &[String]| texts.iter().map(|text| address(text)).collect();
         Ok(Self {
             grant: grant.clone(),
-            incoming: IncomingRules {
-                no_steal: grant.incoming.no_steal,
-                no_steal_without_filter: grant.incoming.no_steal_without_filter,
-                no_mirror: grant.incoming.no_mirror,
-                header_filters: header_filters.collect::<Result<_>>()?,
-            },
-            files: match has_file_rules {
-                false => None,
-                true => Some(FileRules {
-                    read_only: RegexSet::new(&files.read_only).map_err(malformed)?,
-                    hidden: RegexSet::new(&hidden).map_err(malformed)?,
-                }),
-            },
+            incoming: IncomingRules::parse(&grant.incoming)?,
+            files: FileRules::parse(&grant.files)?,
             only: grant
                 .outgoing
                 .only
@@ -106,29 +65,23 @@ impl Rules {
         self.files.as_ref()
     }
 
+    /// Whether some variables are hidden, so that no file may show the environment of a process.
+    pub(crate) fn hides_environments(&self) -> bool {
+        !self.grant.hidden_variables.is_empty()
+    }
+
     pub(crate) fn hides_variable(&self, name: &[u8]) -> bool {
         let mut patterns = self.grant.hidden_variables.iter();
         patterns.any(|pattern| wildcard::matches(pattern.as_bytes(), name))
     }
 
-    pub(crate) fn allow_subscription(&self, request: &SubscribeRequest) -> Result<()> {
-        let rules = &self.incoming;
-        let forbidden = |what| Err(Error::Forbidden(what));
-        match request.mode() {
-            IncomingMode::Mirror if rules.no_mirror => forbidden("mirror its traffic"),
-            IncomingMode::Mirror => Ok(()),
-            IncomingMode::Steal if rules.no_steal => forbidden("steal its traffic"),
-            IncomingMode::Steal if request.filter.is_none() && rules.no_steal_without_filter => {
-                forbidden("steal its traffic without a filter")
-            }
-            IncomingMode::Steal => {
-                let mut required = rules.header_filters.iter();
-                match required.all(|required| satisfies(request.filter.as_ref(), required)) {
-                    true => Ok(()),
-                    false => forbidden("steal its traffic with this header filter"),
-                }
-            }
-        }
+    /// The filter with which a session may subscribe: the one that it requests, combined with those of the policies. Fails if
+    /// the subscription is forbidden.
+    pub(crate) fn effective_filter(
+        &self,
+        request: &SubscribeRequest,
+    ) -> Result<Option<HttpFilter>> {
+        self.incoming.effective_filter(request)
     }
 
     pub(crate) fn allow_address(&self, transport: Transport, address: SocketAddr) -> Result<()> {
@@ -136,43 +89,6 @@ impl Rules {
             |rules: &[AddressRule]| rules.iter().any(|rule| rule.matches(transport, address));
         if matches(&self.none_of) || !self.only.iter().all(|only| matches(only)) {
             return Err(Error::Forbidden("connect to this address"));
-        }
-        Ok(())
-    }
-}
-
-/// Whether every request that matches `filter` matches a header filter that satisfies `required`.
-fn satisfies(filter: Option<&HttpFilter>, required: &regex::Regex) -> bool {
-    let Some(filter) = filter.and_then(|filter| filter.filter.as_ref()) else {
-        return false;
-    };
-    match filter {
-        http_filter::Filter::Header(text) => required.is_match(text),
-        http_filter::Filter::AllOf(filters) => {
-            let mut filters = filters.filters.iter();
-            filters.any(|filter| satisfies(Some(filter), required))
-        }
-        http_filter::Filter::AnyOf(filters) => {
-            let filters = &filters.filters;
-            !filters.is_empty()
-                && filters
-                    .iter()
-                    .all(|filter| satisfies(Some(filter), required))
-        }
-        http_filter::Filter::Path(_)
-        | http_filter::Filter::Method(_)
-        | http_filter::Filter::Body(_) => false,
-    }
-}
-
-impl FileRules {
-    /// Fails if the access is forbidden. `path` has no symbolic links.
-    pub(crate) fn allow(&self, path: &[u8], file_access: FileAccess) -> Result<(), Errno> {
-        if self.hidden.is_match(path) {
-            return Err(Errno::NOENT);
-        }
-        if file_access == FileAccess::Write && self.read_only.is_match(path) {
-            return Err(Errno::ROFS);
         }
         Ok(())
     }

@@ -54,6 +54,7 @@ use tonic::{Request as GrpcRequest, Response as GrpcResponse, Status};
 
 pub(crate) use self::claimed_ports::ClaimedPorts;
 pub use self::claimed_ports::{AllClaims, ClaimedPort, PatternVisibility};
+pub(crate) use self::filter::convert_filter;
 pub(crate) use self::ports::Ports;
 pub use self::reachability::{ClientReachability, ReachabilityWatch};
 use self::spec::SubscriptionSpec;
@@ -71,10 +72,11 @@ impl Incoming for Connection {
     ) -> Result<GrpcResponse<EventStream>, Status> {
         self.admit().await?;
         let mut request = request.into_inner();
+        let requested_filter = request.filter.clone();
         if self.access == Access::Session {
             // A peer agent enforces the rules of its own session, and sets the holder and owner itself.
             let rules = self.agent.rules();
-            rules.allow_subscription(&request)?;
+            request.filter = rules.effective_filter(&request)?;
             request.claim_age_milliseconds = 0;
             if let Some(holder) = rules.holder() {
                 request.holder = display_holder(holder, &request.holder);
@@ -89,7 +91,7 @@ impl Incoming for Connection {
             // A peer agent may not read files of this agent's target.
             return Err(Error::Missing("certificate").into());
         }
-        let events = subscription_task::subscribe(self, spec).await?;
+        let events = subscription_task::subscribe(self, spec, requested_filter).await?;
         Ok(GrpcResponse::new(EventStream(events)))
     }
 

@@ -3,7 +3,7 @@
 //! A socket permanently belongs to the network namespace in which it was created. So a thread in the target's namespace only
 //! creates sockets. The runtime connects them and transfers the bytes, so many connections need no further threads.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -42,9 +42,10 @@ pub(crate) async fn tcp(
     request: Request<Incoming>,
 ) -> Result<Response<Body>> {
     let connect = TcpConnect::from_headers(request.headers())?;
+    let address = destination(connect.address, connect.bind);
     let rules = connection.agent.rules();
-    rules.allow_address(Transport::Tcp, connect.address)?;
-    let stream = connect_tcp(&connection.agent, connect.address, connect.bind).await?;
+    rules.allow_address(Transport::Tcp, address)?;
+    let stream = connect_tcp(&connection.agent, address, connect.bind).await?;
     let addresses = Connected {
         local: stream
             .local_addr()
@@ -53,7 +54,7 @@ pub(crate) async fn tcp(
     };
     let stream = Arc::new(stream);
     let open = connection.agent.open_connections();
-    open.add(connect.address, &stream, &connection.agent.rules());
+    open.add(address, &stream, &connection.agent.rules());
     let body = relay::relay(stream, request.into_body());
     Ok(succeeded(addresses.to_headers(), body))
 }
@@ -69,11 +70,12 @@ pub(crate) async fn udp(
         UdpPeer::AnyIpv4 => (true, None),
         UdpPeer::AnyIpv6 => (false, None),
     };
+    let peer_address = peer.map(|peer| destination(peer, open.bind));
     let rules = connection.agent.rules();
-    if let Some(peer) = peer {
+    if let Some(peer) = peer_address {
         rules.allow_address(Transport::Udp, peer)?;
     }
-    let socket = open_udp(&connection.agent, ipv4, open.bind, peer).await?;
+    let socket = open_udp(&connection.agent, ipv4, open.bind, peer_address).await?;
     let local = socket.local_addr();
     let addresses = Connected {
         local: local.map_err(Error::io("read the local address"))?,
@@ -81,7 +83,7 @@ pub(crate) async fn udp(
     };
     let socket = datagrams::RestrictedSocket {
         socket,
-        peer,
+        peer: peer_address,
         agent: connection.agent.clone(),
     };
     let body = datagrams::relay(Arc::new(socket), request.into_body());
@@ -126,6 +128,26 @@ impl Outgoing for Connection {
     }
 }
 
+/// Where the kernel connects to: it replaces the unspecified address with the socket's own address or loopback. The rules apply
+/// to the result.
+fn destination(address: SocketAddr, bound_to: Option<SocketAddr>) -> SocketAddr {
+    if !address.ip().to_canonical().is_unspecified() {
+        return address;
+    }
+    let own = bound_to.map(|bound| bound.ip());
+    let own = own.filter(|own| own.is_ipv4() && !own.is_unspecified());
+    let loopback: IpAddr = match address.ip().to_canonical() {
+        IpAddr::V4(_) => own.unwrap_or(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    // An IPv4 address of an IPv6 socket stays one.
+    let ip = match (address.ip(), loopback) {
+        (IpAddr::V6(_), IpAddr::V4(ip)) => ip.to_ipv6_mapped().into(),
+        (_, ip) => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
 /// Connects from the target's network. The only timeout is the kernel's.
 pub(crate) async fn connect_tcp(
     agent: &Agent,
@@ -157,8 +179,8 @@ pub(crate) async fn open_udp(
     };
     // The client needs the local address now, and an unbound socket has one only after the first send.
     let any: SocketAddr = match ipv4 {
-        true => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
-        false => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
+        true => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        false => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let bind_to = bind_to.or(peer.is_none().then_some(any));
     let socket = socket(agent, family, SocketType::DGRAM, bind_to).await?;
@@ -241,5 +263,27 @@ fn family(address: IpAddr) -> AddressFamily {
     match address {
         IpAddr::V4(_) => AddressFamily::INET,
         IpAddr::V6(_) => AddressFamily::INET6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_unspecified_address_is_that_of_the_machine() {
+        let check = |address: &str, bound_to: Option<&str>, expected: &str| {
+            let bound_to = bound_to.map(|bound| bound.parse().unwrap());
+            let found = destination(address.parse().unwrap(), bound_to);
+            assert_eq!(found.to_string(), expected, "{address} {bound_to:?}");
+        };
+        check("10.0.0.1:80", None, "10.0.0.1:80");
+        check("10.0.0.1:80", Some("10.0.0.2:0"), "10.0.0.1:80");
+        check("0.0.0.0:80", None, "127.0.0.1:80");
+        check("0.0.0.0:80", Some("0.0.0.0:7"), "127.0.0.1:80");
+        check("0.0.0.0:80", Some("10.0.0.2:0"), "10.0.0.2:80");
+        check("[::]:80", None, "[::1]:80");
+        check("[::]:80", Some("[fd00::2]:0"), "[::1]:80");
+        check("[::ffff:0.0.0.0]:80", None, "[::ffff:127.0.0.1]:80");
     }
 }

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::data::SessionData;
@@ -42,7 +43,8 @@ pub struct ConnectParameters {
 }
 
 /// What happens when another session already steals from the port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
 pub enum OnConcurrentSteal {
     Abort,
     Continue,

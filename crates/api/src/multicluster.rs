@@ -6,6 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::connect::OnConcurrentSteal;
 use crate::data::SessionData;
 use crate::session::{SessionClosed, SessionId, SessionOwner, SessionPod, SessionPort};
 
@@ -63,6 +64,12 @@ pub struct MirrordMultiClusterSessionSpec {
     pub label_target: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// What happens when another session already steals from a port, as the client requested it. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_concurrent_steal: Option<OnConcurrentSteal>,
+    /// The name of the profile that the client uses. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_cli_version: Option<String>,
     /// How long the session and its children wait for the client to reconnect, in seconds. Ours.

@@ -112,9 +112,9 @@ pub struct MirrordOperatorStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ConnectedCluster {
     pub name: String,
-    /// When its health was last checked.
-    #[serde(rename = "lastCheck")]
-    pub last_check: String,
+    /// When its health was last checked. Absent before the first check.
+    #[serde(rename = "lastCheck", default, skip_serializing_if = "Option::is_none")]
+    pub last_check: Option<String>,
     /// The operator there, if it responded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connected: Option<ConnectedOperator>,

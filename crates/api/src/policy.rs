@@ -104,7 +104,8 @@ pub struct EnvironmentRules {
     pub exclude: Vec<String>,
 }
 
-/// Regular expressions of paths. They take precedence over the client's configuration.
+/// Regular expressions of paths without symbolic links, which are not anchored. They take precedence over the client's
+/// configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FileRules {
@@ -135,7 +136,7 @@ pub struct IncomingRules {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpFilterRule {
-    /// A regular expression that a session's header filter must match.
+    /// A regular expression. Sessions steal only requests of which a header line, `name: value`, matches it. It is not anchored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<String>,
 }

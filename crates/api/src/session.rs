@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::GROUP_VERSION;
+use crate::connect::OnConcurrentSteal;
 use crate::data::SessionData;
 use crate::target::{InvalidTarget, TargetPath};
 
@@ -44,6 +45,12 @@ pub struct MirrordClusterSessionSpec {
     pub label_target: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// What happens when another session already steals from a port, as the client requested it. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_concurrent_steal: Option<OnConcurrentSteal>,
+    /// The name of the profile that the client uses. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_cli_version: Option<String>,
     /// The parent of this session, in a session over several clusters.

@@ -7,7 +7,7 @@
 //! | `api` | the client of the local API of sessions |
 //! | `sessions`, `ui`, `mcp` | `standin sessions`, `session`, `ui` and `mcp`: monitor and end sessions of this machine |
 //! | `verify`, `diagnose` | `standin verify-config` and `standin diagnose` |
-//! | `environment`, `exit`, `sys`, `table` | names of environment variables, exit codes, signal handlers, text tables |
+//! | `environment`, `exit`, `process`, `sys`, `table` | names of environment variables, exit codes, facts about processes, signal handlers, text tables |
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -24,6 +24,7 @@ mod exit;
 mod ls;
 mod mcp;
 mod operator;
+mod process;
 mod sessions;
 mod sys;
 mod table;

@@ -16,7 +16,7 @@ use monitor::{ConfigValue, Entry, SessionInfo, State};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use crate::api::client::Client;
+use crate::api::client::{Client, NoResponse};
 use crate::api::folder::Folder;
 
 /// Longer than the grace period of a session's processes.
@@ -31,8 +31,11 @@ pub(crate) struct SessionsDir {
 }
 
 impl SessionsDir {
+    /// The folder, which is safe if it exists.
     pub(crate) fn folder(&self) -> Result<Folder> {
-        Folder::new(self.sessions_dir.as_deref())
+        let folder = Folder::new(self.sessions_dir.as_deref())?;
+        folder.check()?;
+        Ok(folder)
     }
 }
 
@@ -137,7 +140,10 @@ pub(crate) async fn all(folder: &Folder) -> Vec<SessionInfo> {
         };
         match client.info().await {
             Ok(info) => sessions.push(info),
-            Err(error) => eprintln!("standin: session {id}: {error:#}"),
+            Err(error) => match error.downcast_ref::<NoResponse>() {
+                Some(reason) => sessions.push(client.unresponsive(reason)),
+                None => eprintln!("standin: session {id}: {error:#}"),
+            },
         }
     }
     sessions.sort_by(|one, other| one.started_at.cmp(&other.started_at));
@@ -161,13 +167,17 @@ pub(crate) fn run(arguments: &SessionArguments) -> Result<ExitCode> {
                 after,
             } => events(&client, *json, *follow, *after).await,
             SessionCommand::State { show_env_values } => {
+                client.supported_info().await?;
                 let mut state = client.state().await?;
                 if !show_env_values {
                     hide_values(&mut state);
                 }
                 print_json(&state)
             }
-            SessionCommand::Config { json } => print_config(&client.config().await?, *json),
+            SessionCommand::Config { json } => {
+                client.supported_info().await?;
+                print_config(&client.config().await?, *json)
+            }
             SessionCommand::Kill => kill(&client, &folder, &id).await,
         }
     })?;
@@ -194,7 +204,7 @@ pub(crate) async fn kill(client: &Client, folder: &Folder, id: &str) -> Result<(
 }
 
 async fn events(client: &Client, json: bool, follow: bool, after: Option<u64>) -> Result<()> {
-    let last = client.info().await?.counters.events;
+    let last = client.supported_info().await?.counters.events;
     let mut seen = after.unwrap_or(0);
     let mut events = client.events(after).await?;
     while follow || seen < last {

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `follow`, `hub` | find the sessions, follow their events, and publish them to all browsers |
 //! | `rest`, `websocket` | the HTTP API and the event stream of the page |
-//! | `guard` | authenticates requests |
+//! | `guard`, `peer` | authenticate requests |
+//! | `operator` | whether the user's cluster has an operator |
 //! | `assets`, `dev` | the page: built in, or from a development server |
 //! | `open`, `replay` | open the browser; read recordings |
 
@@ -14,6 +15,8 @@ mod follow;
 mod guard;
 mod hub;
 mod open;
+mod operator;
+mod peer;
 mod replay;
 mod rest;
 mod websocket;
@@ -32,8 +35,11 @@ use tokio::net::TcpListener;
 
 use self::guard::Guard;
 use self::hub::Hub;
+use self::operator::OperatorCache;
 use crate::sessions::{SessionsDir, runtime};
 
+/// The default port, unless it is in use.
+const PORT: u16 = 59281;
 /// The default address of the development server.
 const VITE: &str = "http://localhost:5173";
 
@@ -51,7 +57,7 @@ pub(crate) struct UiArguments {
     /// Do not open a browser; the address is printed
     #[arg(long)]
     no_open: bool,
-    /// The port on localhost. The default is a free port
+    /// The port on localhost. The default is 59281, or a free port if that is in use
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
     #[command(flatten)]
@@ -72,6 +78,7 @@ pub(crate) struct UiArguments {
 struct Shared {
     hub: Arc<Hub>,
     guard: Arc<Guard>,
+    operator: Arc<OperatorCache>,
     dev: Option<Arc<str>>,
 }
 
@@ -84,34 +91,48 @@ pub(crate) fn run(arguments: &UiArguments) -> Result<ExitCode> {
         .map(|file| replay::read(file))
         .collect::<Result<Vec<_>>>()?;
     runtime()?.block_on(async {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, arguments.port.unwrap_or(0)));
-        let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("port {} is not available; choose another with --port", address.port())
-        })?;
-        let port = listener.local_addr()?.port();
+        let listener = listen(arguments.port).await?;
+        let address = listener.local_addr()?;
         let hub = Arc::new(Hub::new(arguments.show_env_values));
         for recording in recordings {
             hub.add_recording(recording);
         }
         follow::start(Arc::clone(&hub), folder.clone());
-        let guard = Guard::new(port, arguments.dev.is_some());
-        let url = guard.url();
-        println!("Session monitor: {url}");
+        let guard = Guard::new(address, arguments.dev.is_some());
+        println!("Session Monitor: {}", guard.url());
         if assets::is_missing() && arguments.dev.is_none() {
             eprintln!("standin: this build has no page: run `cargo xtask web` and build again. The API works without it");
         }
-        let _redirect_page = (!arguments.no_open).then(|| open::browser(&folder, port, &url));
+        if !arguments.no_open {
+            open::browser(&guard.url_with_code(), guard.url());
+        }
         let shared = Shared {
             hub,
             guard: Arc::new(guard),
+            operator: Arc::new(OperatorCache::new()),
             dev: arguments.dev.as_deref().map(Arc::from),
         };
+        let service = router(shared).into_make_service_with_connect_info::<SocketAddr>();
         tokio::select! {
-            served = axum::serve(listener, router(shared)) => served.context("the server has failed"),
+            served = axum::serve(listener, service) => served.context("the server has failed"),
             () = open::termination() => Ok(()),
         }
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Listens on this machine only.
+async fn listen(port: Option<u16>) -> Result<TcpListener> {
+    let bind = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
+    let listener = match port {
+        Some(port) => bind(port).await,
+        None => match bind(PORT).await {
+            Err(_) => bind(0).await,
+            listener => listener,
+        },
+    };
+    let port = port.unwrap_or_default();
+    listener.with_context(|| format!("port {port} is not available; choose another with --port"))
 }
 
 fn router(shared: Shared) -> Router {

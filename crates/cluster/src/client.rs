@@ -4,6 +4,7 @@
 //! until the server has acknowledged the one before: 40 ms if the server has nothing to send.
 
 use http::Request;
+use hyper_rustls::HttpsConnector;
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -11,6 +12,8 @@ use hyper_util::rt::TokioExecutor;
 use kube::client::retry::RetryPolicy;
 use kube::client::{Body, ClientBuilder, ConfigExt as _};
 use kube::{Client, Config};
+use link::tls::rustls::RootCertStore;
+use link::tls::rustls::client::WebPkiServerVerifier;
 use tower::ServiceBuilder;
 use tower::retry::RetryLayer;
 
@@ -19,10 +22,33 @@ pub fn client(config: Config) -> kube::Result<Client> {
     if config.proxy_url.is_some() {
         return Client::try_from(config);
     }
+    let connector = config.rustls_https_connector_with_connector(tcp_connector())?;
+    connecting_with(config, connector)
+}
+
+/// Creates a client that verifies the server with these authorities, instead of those of the configuration or the machine.
+pub fn client_with_roots(mut config: Config, roots: RootCertStore) -> kube::Result<Client> {
+    // Otherwise the library would read the machine's authorities, and an image may have none.
+    config.root_cert = Some(Vec::new());
+    let mut tls = config.rustls_client_config()?;
+    let verifier = WebPkiServerVerifier::builder(roots.into()).build();
+    let verifier = verifier.map_err(|error| kube::Error::Service(error.into()))?;
+    tls.dangerous().set_certificate_verifier(verifier);
+    let connector = HttpsConnector::from((tcp_connector(), tls));
+    connecting_with(config, connector)
+}
+
+fn tcp_connector() -> HttpConnector {
     let mut connector = HttpConnector::new();
     connector.enforce_http(false);
     connector.set_nodelay(true);
-    let connector = config.rustls_https_connector_with_connector(connector)?;
+    connector
+}
+
+fn connecting_with(
+    config: Config,
+    connector: HttpsConnector<HttpConnector>,
+) -> kube::Result<Client> {
     let mut connector = TimeoutConnector::new(connector);
     connector.set_connect_timeout(config.connect_timeout);
     connector.set_read_timeout(config.read_timeout);
@@ -51,6 +77,7 @@ mod tests {
     use std::net::SocketAddr;
     use std::os::fd::OwnedFd;
 
+    use link::tls::Identity;
     use rustix::net::{getpeername, sockopt};
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
     use tokio::io::AsyncReadExt as _;
@@ -86,5 +113,26 @@ mod tests {
         assert_eq!(sockets.len(), 1);
         assert!(sockopt::tcp_nodelay(&sockets[0]).unwrap());
         request.abort();
+    }
+
+    /// The server's certificate is accepted if it is one of the roots, and only then.
+    #[tokio::test]
+    async fn servers_are_verified_with_the_roots() {
+        let own = Identity::generate_named("localhost").unwrap();
+        let other = Identity::generate_named("localhost").unwrap();
+        for (trusted, expected) in [(&own, true), (&other, false)] {
+            let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = server.local_addr().unwrap().port();
+            let config = Config::new(format!("https://localhost:{port}").parse().unwrap());
+            let mut roots = RootCertStore::empty();
+            roots.add(trusted.certificate().clone()).unwrap();
+            let client = client_with_roots(config, roots).unwrap();
+            let request = tokio::spawn(async move { client.apiserver_version().await });
+            let acceptor = link::tls::acceptor(&own).unwrap();
+            let (connection, _) = server.accept().await.unwrap();
+            let accepted = acceptor.accept(connection).await;
+            assert_eq!(accepted.is_ok(), expected);
+            request.abort();
+        }
     }
 }

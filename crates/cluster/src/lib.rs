@@ -47,7 +47,7 @@ pub use agent::{
     ClusterAgent, PodSettings, ReachableAgent, Toleration, agent_instances, job_agent_instance,
 };
 pub use bounded::{MAX_ERROR_BYTES, MAX_RESPONSE_BYTES, bounded};
-pub use client::client;
+pub use client::{client, client_with_roots};
 pub use error::{Error, Result};
 pub use list::{ListedTarget, Listing, has_namespace, list};
 pub use operator::{

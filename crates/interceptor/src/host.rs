@@ -126,6 +126,18 @@ pub trait Host: Send + Sync + 'static {
         let _ = (path, intent, choice);
     }
 
+    /// Called when a process executes a program, before the kernel does so. A search through `PATH` calls it for each
+    /// path that is tried. Must not block; see the module documentation.
+    fn process_executes(&self, process: u32, program: &Path) {
+        let _ = (process, program);
+    }
+
+    /// Called when a process exits by itself, before it has ended. It is not called for a process that is killed, and it
+    /// may be the first call for a process that never executed a program. Must not block; see the module documentation.
+    fn process_exits(&self, process: u32) {
+        let _ = process;
+    }
+
     /// Chooses how a connection or datagram is routed. Must not block; see the module documentation. Traffic to a
     /// localhost port on which the application itself listens is local regardless of the result.
     fn choose_destination(

@@ -23,15 +23,25 @@ use crate::workers::Workers;
 pub(crate) fn decide(supervisor: &Supervisor, call: Call, notification: &Notification) -> Decision {
     let thread = notification.thread();
     match call {
-        Call::ExitGroup => supervisor.processes.process_ended(thread),
+        Call::ExitGroup => {
+            supervisor.host.process_exits(id_of(thread));
+            supervisor.processes.process_ended(thread);
+        }
         Call::Execve | Call::ExecveAt => {
             if let Some(program) = Program::read(call, notification) {
+                let process = id_of(thread);
+                supervisor.host.process_executes(process, &program.path);
                 return execute(supervisor, thread, &program);
             }
         }
         _ => {}
     }
     Decision::Pass
+}
+
+/// The process of a thread, for the host.
+fn id_of(thread: libc::pid_t) -> u32 {
+    group_of(thread).unwrap_or(thread).cast_unsigned()
 }
 
 /// Duplicates a descriptor of a thread into this process.

@@ -26,8 +26,8 @@ pub use event::{Entry, Event, Handling, Keyword, Level, Mode, Side, Transport};
 pub use info::{ConfigValue, Health, ProcessInfo, SessionInfo, Status};
 pub use latency::Latencies;
 pub use recording::{Recording, RecordingError, RecordingLine};
-pub use state::{DnsRow, FileRow, PeerRow, PortRow, State};
+pub use state::{DnsRow, FileRow, Omitted, PeerRow, PortRow, State};
 
 /// The version of the API. It changes with incompatible changes. New fields and events do not change it, so a reader must
-/// ignore those that it does not know.
+/// ignore those that it does not know, and a new field must have a default for sessions that do not send it.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -16,11 +16,23 @@ pub struct State {
     pub ports: Vec<PortRow>,
     /// The target's variables that the program has.
     pub env: Vec<(String, String)>,
-    /// Operations on files, DNS names and peers without a row of their own, because there are too many.
-    pub rows_omitted: u64,
+    /// Operations without a row of their own, because there are too many rows.
+    pub omitted: Omitted,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Operations that have no row, by what the row would be for. They are in the totals.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Omitted {
+    pub remote_files: u64,
+    pub local_files: u64,
+    pub refused_files: u64,
+    pub dns: u64,
+    pub peers: u64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct FileRow {
     pub path: String,
     pub side: Side,
@@ -33,7 +45,8 @@ pub struct FileRow {
     pub latency_us: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct DnsRow {
     pub host: String,
     pub side: Side,
@@ -44,7 +57,8 @@ pub struct DnsRow {
     pub addresses: Vec<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PeerRow {
     pub address: String,
     pub port: u16,
@@ -61,7 +75,8 @@ pub struct PeerRow {
     pub latency_us: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PortRow {
     pub port: u16,
     pub local_port: u16,

@@ -16,6 +16,7 @@ use api::{MirrordClusterSession, MirrordClusterSessionSpec, TargetPath};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use cluster::Workload;
 use http::header::{
     CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, UPGRADE,
 };
@@ -39,7 +40,7 @@ use crate::multicluster::member_clusters;
 use crate::multicluster::sessions::assertion;
 use crate::multicluster::sessions::attach::{self, AttachRequest};
 use crate::response::{ApiResponse, Refusal};
-use crate::settings::SessionSettings;
+use crate::settings::{SessionSettings, Settings};
 
 /// How long a client waits for its session's agents. The controller's startup timeout is a little shorter.
 const READY_TIMEOUT: Duration = Duration::from_secs(75);
@@ -71,6 +72,13 @@ pub(crate) async fn connect(
             && attach::requested_child(request.headers()).is_none()
     });
     let is_multi_cluster = members.is_some();
+    if let (None, Some(primary), None) = (
+        members,
+        &shared.members,
+        attach::requested_child(request.headers()),
+    ) {
+        primary.check_local()?;
+    }
     let outcome = match members {
         Some(members) => {
             let headers = request.headers();
@@ -147,14 +155,23 @@ async fn admit(
     let labels = connect_request.parameters.label_target.as_deref();
     let target = workload(&connect_request.namespace, &connect_request.target, labels)
         .map_err(|invalid| Refusal::bad_request(invalid.to_string()))?;
-    if target.is_none() && !shared.settings.targetless {
-        return Err(Refusal::unprocessable(
-            "this operator does not allow sessions without a target (`operator.agent.targetless` of its chart)",
-        ));
-    }
+    check_targetless(target.as_ref(), &shared.settings)?;
     let session = new_session(user, connect_request, &client, &shared.settings.session);
     let session = find_or_create(&shared.client, &session).await?;
     wait_until_ready(shared, &session).await
+}
+
+/// Checks that the operator allows sessions without a target, for a session without one.
+pub(crate) fn check_targetless(
+    target: Option<&Workload>,
+    settings: &Settings,
+) -> Result<(), Refusal> {
+    if target.is_some() || settings.targetless {
+        return Ok(());
+    }
+    Err(Refusal::unprocessable(
+        "this operator does not allow sessions without a target (`operator.agent.targetless` of its chart)",
+    ))
 }
 
 /// Checks the WebSocket upgrade and returns its key. Other clients use the same path with another protocol.
@@ -267,6 +284,8 @@ fn new_session(
         target: connect_request.target.to_string(),
         label_target: connect_request.parameters.label_target.clone(),
         key: connect_request.parameters.key.clone(),
+        on_concurrent_steal: connect_request.parameters.on_concurrent_steal,
+        profile: connect_request.parameters.profile.clone(),
         client_cli_version: client.version.clone(),
         multi_cluster_parent_name: None,
         generation: 0,

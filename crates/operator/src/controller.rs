@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::MirrordClusterSession;
+use api::session::SessionPhase;
 use cluster::Cluster;
 use error_chain::error_chain;
 use futures_util::stream::{iter, select};
@@ -36,6 +37,7 @@ pub(crate) use self::validate::{agent_mode, workload};
 use crate::Shared;
 use crate::background::catch_panic;
 use crate::cache::ChangeHash as _;
+use crate::connect::check_targetless;
 use crate::error::Error;
 use crate::multicluster::sessions::assertion;
 
@@ -147,6 +149,13 @@ async fn reconcile_active(
             return Ok(plan(session, None, &missing, mode, now));
         }
     };
+    if is_new(session)
+        && let Err(refusal) = check_targetless(spec.target.as_ref(), &shared.settings)
+    {
+        // A Primary creates sessions of users that this operator did not check.
+        let missing = Observed::missing(refusal.message);
+        return Ok(plan(session, None, &missing, mode, now));
+    }
     // Each time: this cluster's rules and the user that a Primary asserts may have changed.
     if let Err(refusal) = assertion::authorize_child(shared, session).await {
         return match refusal.code {
@@ -164,6 +173,12 @@ async fn reconcile_active(
     apply::regrant(shared, &spec, &first, &mut observed).await;
     // The report includes the results of the first plan.
     Ok(plan(session, Some(&spec), &observed, mode, now))
+}
+
+/// Whether no agent of the session has become ready yet.
+fn is_new(session: &MirrordClusterSession) -> bool {
+    let phase = session.status.as_ref().and_then(|status| status.phase);
+    matches!(phase, None | Some(SessionPhase::Pending))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the controller's signature")]

@@ -43,11 +43,8 @@ pub enum Error {
     Tls(#[from] rustls::Error),
     #[error("the certificates in the Secret cannot be read: {0}")]
     UnreadableCertificate(String),
-    #[error(
-        "the member {cluster} has `authType: eks`, and the operator's account has no role in AWS: set `sa.roleArn`, and \
-         check that the cluster's pod identity webhook runs"
-    )]
-    NoRole { cluster: String },
+    #[error("the list of clusters cannot be used: {0}")]
+    Clusters(String),
     #[error("cannot check whether this cluster allows the user: {0}")]
     AccessReview(String),
     #[error("the request to {action} returned no token of at most 16 KiB")]

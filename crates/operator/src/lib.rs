@@ -24,6 +24,7 @@
 //! | [`overview`], [`sessions`], [`targets`] | the objects that the API serves |
 //! | [`policies`] | the administrators' policies, compiled into grants |
 //! | [`routes`], [`response`], [`server`] | HTTP requests and responses |
+//! | [`unconfirmed`] | stops the traffic to agents that have not confirmed the current policies |
 //! | [`users`] | daily and monthly active users |
 
 mod audit;
@@ -53,6 +54,7 @@ mod server;
 mod sessions;
 mod settings;
 mod targets;
+mod unconfirmed;
 mod uninstall;
 mod users;
 
@@ -69,9 +71,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use crate::error::{Error, Result};
-pub use crate::multicluster::{InvalidClusters, MultiCluster};
 pub use crate::settings::{
-    AgentMode, AgentSettings, MemberAuthorization, PodSettings, SessionSettings, Settings,
+    AgentMode, AgentSettings, MemberAuthorization, PodSettings, PrimarySettings, SessionSettings,
+    Settings,
 };
 pub use crate::uninstall::uninstall;
 
@@ -84,6 +86,7 @@ use crate::multicluster::member_clusters::MemberClusters;
 use crate::nodes::Nodes;
 use crate::policies::PolicyCache;
 use crate::server::{Trust, TrustReloader};
+use crate::unconfirmed::StoppedAgents;
 use crate::users::Users;
 
 /// State that all parts of the operator share.
@@ -94,6 +97,8 @@ pub(crate) struct Shared {
     pub(crate) trust: watch::Receiver<Arc<Trust>>,
     pub(crate) sessions: SessionCache,
     pub(crate) policies: PolicyCache,
+    /// Agents that have not confirmed the current policies in time.
+    pub(crate) stopped_agents: StoppedAgents,
     /// The certificate with which the operator authenticates to agents. Its holder may end them.
     pub(crate) identity: Identity,
     /// The member clusters, if this operator is a Primary.
@@ -133,7 +138,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     let (metrics, ending) = (Metrics::new(), shutdown.child_token());
     let background = Background::new(ending.clone(), metrics.failed_tasks.clone());
     let tasks = background.stop_guard();
-    let members = MemberClusters::new(&client, &settings, &background)?;
+    let members = MemberClusters::new(&client, &settings, &background).await?;
     let certificates = CertificateRotator::start(client.clone(), settings.clone()).await?;
     let trust = TrustReloader::start(client.clone(), certificates.subscribe()).await?;
     let listener = listen(settings.listen).await?;
@@ -142,6 +147,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     let shared = Arc::new(Shared {
         sessions: SessionCache::start(client.clone(), &background, "sessions"),
         policies: PolicyCache::start(&client, &background),
+        stopped_agents: StoppedAgents::new(),
         users: Users::start(client.clone(), &settings, &background),
         identity: certificates.identity()?,
         nodes: Nodes::new(
@@ -177,6 +183,10 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     background.spawn("probes", serving);
     let serving = metrics::serve(Arc::clone(&shared), metrics_listener, metrics_admission);
     background.spawn("metrics", serving);
+    background.spawn(
+        "unconfirmed_policies",
+        unconfirmed::run(Arc::clone(&shared)),
+    );
     background.spawn("leader", lead(Arc::clone(&shared)));
     if shared.members.is_some() {
         background.spawn("members", run_members(Arc::clone(&shared)));

@@ -64,6 +64,7 @@ pub(crate) struct Metrics {
     connections: Gauge,
     pub(crate) relayed_bytes: Family<DirectionLabels, Counter<u64, AtomicU64>>,
     pub(crate) sessions_ended: Counter,
+    pub(crate) sessions_with_unconfirmed_policies: Gauge,
     pub(crate) session_start_seconds: Histogram,
     pub(crate) is_leader: Gauge,
     pub(crate) failed_tasks: FailedTasks,
@@ -81,6 +82,7 @@ impl Metrics {
             connections: Gauge::default(),
             relayed_bytes: Family::default(),
             sessions_ended: Counter::default(),
+            sessions_with_unconfirmed_policies: Gauge::default(),
             session_start_seconds: Histogram::new(exponential_buckets(0.05, 2.0, 10)),
             is_leader: Gauge::default(),
             failed_tasks: Family::default(),
@@ -133,6 +135,11 @@ impl Metrics {
             "sessions_ended",
             "Sessions whose agents this replica has removed",
             self.sessions_ended.clone(),
+        );
+        registry.register(
+            "sessions_with_unconfirmed_policies",
+            "Sessions with stopped traffic, because an agent has not confirmed the current policies",
+            self.sessions_with_unconfirmed_policies.clone(),
         );
         registry.register(
             "session_start_seconds",

@@ -5,8 +5,9 @@
 //! |---|---|
 //! | [`auth`] | credentials for members |
 //! | [`bounds`] | limits of what a member may write into memory and objects |
-//! | [`clusters`] | the administrator's configuration, validated once |
-//! | [`environment`] | environment variables of AWS roles |
+//! | [`clusters`] | the administrator's configuration, validated |
+//! | [`configuration`] | reads and follows the configuration |
+//! | [`environment`] | environment variables |
 //! | [`member_client`] | keeps a client for each member: watches credentials, checks health |
 //! | [`member_clusters`] | all members; admits clients and relays their connections to members |
 //! | [`sessions`] | the controller of parent and child sessions |
@@ -15,6 +16,7 @@
 pub(crate) mod auth;
 pub(crate) mod bounds;
 pub(crate) mod clusters;
+pub(crate) mod configuration;
 pub(crate) mod environment;
 #[cfg(test)]
 mod hostile;
@@ -25,5 +27,3 @@ pub(crate) mod sessions;
 pub(crate) mod stub;
 
 pub(crate) mod targets;
-
-pub use self::clusters::{InvalidClusters, MultiCluster};

@@ -9,7 +9,6 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::error::{KubeResultExt as _, Result};
-use crate::multicluster::clusters::MultiCluster;
 use crate::response::{Column, ListedObject};
 use crate::settings::Settings;
 
@@ -20,18 +19,17 @@ pub(crate) fn operator(
     settings: &Settings,
     license: Option<License>,
     sessions: &[Session],
-    connected_clusters: Option<Vec<ConnectedCluster>>,
+    members: Option<(MultiClusterRoles, Vec<ConnectedCluster>)>,
     statistics: Option<Statistics>,
 ) -> MirrordOperator {
-    let primary = connected_clusters
-        .is_some()
-        .then_some(Feature::MultiClusterPrimary);
+    let (roles, connected_clusters) = members.unzip();
+    let primary = roles.is_some().then_some(Feature::MultiClusterPrimary);
     let spec = MirrordOperatorSpec {
         copy_target_enabled: false,
         default_namespace: settings.default_namespace.clone(),
         features: vec![Feature::ProxyApi.as_str().to_owned()],
         license,
-        multi_cluster: settings.multi_cluster.as_ref().map(roles),
+        multi_cluster: roles,
         operator_namespace: settings.namespace.clone(),
         operator_version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol_version: PROTOCOL_VERSION.to_owned(),
@@ -48,14 +46,6 @@ pub(crate) fn operator(
         statistics,
     };
     MirrordOperator::new(spec, status)
-}
-
-fn roles(clusters: &MultiCluster) -> MultiClusterRoles {
-    MultiClusterRoles {
-        cluster_name: clusters.name.clone(),
-        default_cluster: clusters.default.clone(),
-        management_only: clusters.is_management_only,
-    }
 }
 
 fn running(session: &Session) -> RunningSession {

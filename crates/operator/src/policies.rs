@@ -114,6 +114,11 @@ impl PolicyCache {
         }
     }
 
+    /// Whether all policies are known.
+    pub(crate) fn is_filled(&self) -> bool {
+        self.everywhere.is_filled() && self.here.is_filled()
+    }
+
     /// A digest of all policies that can apply to targets of a namespace. It may be slightly outdated.
     pub(crate) fn digest(&self, namespace: &str) -> String {
         let everywhere = self.everywhere.all();

@@ -135,7 +135,8 @@ async fn handle(
             let sessions = list_sessions(shared, now).await?;
             let license = overview::license(client, &shared.settings).await?;
             let clusters = shared.members.as_ref();
-            let clusters = clusters.map(|members| members.connected_clusters(now));
+            let clusters =
+                clusters.map(|members| (members.roles(), members.connected_clusters(now)));
             let statistics = users::statistics(client, &shared.settings, now).await;
             let operator =
                 overview::operator(&shared.settings, license, &sessions, clusters, statistics);

@@ -6,8 +6,6 @@ use std::time::Duration;
 use api::session::SessionClosed;
 pub use cluster::{AgentSettings, PodSettings};
 
-use crate::multicluster::MultiCluster;
-
 /// The longest retention of a failed session, which has no client that could resume it.
 const MAX_FAILED_RETENTION: Duration = Duration::from_secs(60);
 
@@ -35,6 +33,8 @@ pub struct Settings {
     /// The namespace of targets that are named without one.
     pub default_namespace: String,
     pub session: SessionSettings,
+    /// How long an agent may take to confirm changed policies before its session's traffic to it is stopped.
+    pub policy_confirmation_timeout: Duration,
     pub agent_mode: AgentMode,
     /// Whether sessions without a target are allowed. Their agents are pods in the namespaces of users.
     pub targetless: bool,
@@ -44,10 +44,21 @@ pub struct Settings {
     pub agent_image_pull_secrets: Vec<String>,
     /// The settings of agents. How long an agent waits for its client depends on the session.
     pub agent: AgentSettings,
-    /// The member clusters, if this operator is a Primary.
-    pub multi_cluster: Option<MultiCluster>,
+    /// The settings of a Primary, if this operator is one.
+    pub primary: Option<PrimarySettings>,
     /// If set, sessions that a Primary creates here also need the permission of this cluster's own rules.
     pub member_authorization: Option<MemberAuthorization>,
+}
+
+/// The settings of an operator that coordinates member clusters.
+#[derive(Clone, Debug)]
+pub struct PrimarySettings {
+    /// The ConfigMap in the operator's namespace with the list of clusters.
+    pub config_map: String,
+    /// How long sessions over several clusters wait for their client.
+    pub session: SessionSettings,
+    /// How long the children of a session may take to become ready.
+    pub startup_timeout: Duration,
 }
 
 /// The mapping of a Primary's users and groups to names of this cluster. Without prefixes the names are the same.

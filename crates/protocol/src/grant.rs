@@ -29,7 +29,7 @@ pub struct IncomingGrant {
     pub no_steal: bool,
     pub no_steal_without_filter: bool,
     pub no_mirror: bool,
-    /// Regular expressions. The header filter of a session that steals must match each of them.
+    /// Regular expressions. A session steals only requests in which a header line matches, for each of them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub header_filters: Vec<String>,
     /// Paths of the target's health probes, by port. They are not forbidden, but only a session that asks for probes gets

@@ -49,4 +49,4 @@ pub use interceptor::Error as LaunchError;
 /// Used to start processes in a session, and to find out whether this machine supports it.
 pub use interceptor::{Diagnosis, Launch, Notice, PreparedLaunch, Signaller, check, diagnose};
 pub use session::Session;
-pub use temporary::TemporaryFolder;
+pub use temporary::{Remover, TemporaryFolder};

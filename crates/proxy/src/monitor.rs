@@ -36,7 +36,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 pub(crate) use self::files::MonitoredFiles;
-use self::recorder::Recorder;
+use self::recorder::{FileOperation, Recorder};
 pub use self::subscription::{EventBatch, EventSubscription};
 pub(crate) use self::traffic::{IncomingAttempt, OutgoingAttempt, Traffic};
 
@@ -138,6 +138,27 @@ impl Monitor {
         Some(EventSubscription::new(Arc::clone(hub), after))
     }
 
+    /// Records that a process of the session runs. Only the first report of a process is an event.
+    pub fn process_started(&self, pid: u32, name: impl FnOnce() -> String) {
+        if let Some(hub) = &self.0 {
+            hub.record(|recorder, now| recorder.process_started(now, pid, name));
+        }
+    }
+
+    /// Records that a process of the session ends.
+    pub fn process_ended(&self, pid: u32) {
+        if let Some(hub) = &self.0 {
+            hub.record(|recorder, now| recorder.process_ended(now, pid));
+        }
+    }
+
+    /// The processes that were reported and have not ended.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        let hub = self.0.as_ref();
+        hub.map_or_else(Vec::new, |hub| hub.recorder.lock().processes())
+    }
+
     /// Whether there are subscribers now.
     #[must_use]
     pub fn has_subscribers(&self) -> bool {
@@ -181,16 +202,27 @@ impl Monitor {
             Intent::Read => files::Operation::Read,
             Intent::Write | Intent::ReadAndWrite => files::Operation::Write,
         };
-        hub.record(|recorder, now| recorder.file(now, path, operation, side, errno, None));
+        let performed = FileOperation {
+            path,
+            operation,
+            side,
+            errno,
+            latency: None,
+        };
+        hub.record(|recorder, now| recorder.file(now, &performed));
     }
 
     /// Records an operation on a file of the target.
     fn file(&self, path: &Path, operation: files::Operation, errno: Option<Errno>, since: Instant) {
         if let Some(hub) = &self.0 {
-            let latency = Some(since.elapsed());
-            hub.record(|recorder, now| {
-                recorder.file(now, path, operation, Side::Remote, errno, latency);
-            });
+            let performed = FileOperation {
+                path,
+                operation,
+                side: Side::Remote,
+                errno,
+                latency: Some(since.elapsed()),
+            };
+            hub.record(|recorder, now| recorder.file(now, &performed));
         }
     }
 

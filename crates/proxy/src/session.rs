@@ -257,6 +257,18 @@ fn writes(intent: Intent) -> bool {
     matches!(intent, Intent::Write | Intent::ReadAndWrite)
 }
 
+/// The name that the kernel will give to a process that executes this program.
+fn name_of_program(program: &Path) -> String {
+    const MAX_BYTES: usize = 15;
+    let name = program.file_name().unwrap_or_default().as_bytes();
+    String::from_utf8_lossy(&name[..name.len().min(MAX_BYTES)]).into_owned()
+}
+
+fn name_of_process(process: u32) -> String {
+    let name = std::fs::read(format!("/proc/{process}/comm")).unwrap_or_default();
+    String::from_utf8_lossy(name.trim_ascii_end()).into_owned()
+}
+
 fn to_path(path: Cow<'_, [u8]>) -> PathBuf {
     PathBuf::from(OsString::from_vec(path.into_owned()))
 }
@@ -350,6 +362,18 @@ impl Host for Session {
             tracing::trace!(path = %path.display(), ?intent, ?choice, rule, "path decision");
         }
         self.context.monitor.path_decided(path, intent, choice);
+    }
+
+    fn process_executes(&self, process: u32, program: &Path) {
+        let monitor = &self.context.monitor;
+        monitor.process_started(process, || name_of_program(program));
+    }
+
+    fn process_exits(&self, process: u32) {
+        let monitor = &self.context.monitor;
+        // A process that never executed a program is first seen here.
+        monitor.process_started(process, || name_of_process(process));
+        monitor.process_ended(process);
     }
 
     fn choose_destination(

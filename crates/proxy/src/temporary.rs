@@ -1,7 +1,7 @@
-//! Temporary folders on this machine, which are removed when the session ends.
+//! Temporary folders and other files on this machine, which are removed when the session ends.
 //!
 //! They are also removed if this process is killed: a shell reads from a pipe whose only writer is this process, and
-//! removes the folder at the end of its input.
+//! removes them at the end of its input.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -22,7 +22,7 @@ impl TemporaryFolder {
     pub fn new() -> io::Result<Self> {
         let folder = tempfile::Builder::new().prefix("standin-").tempdir()?;
         Ok(Self {
-            _remover: Remover::start(folder.path())?,
+            _remover: Remover::start([folder.path()])?,
             folder,
         })
     }
@@ -33,16 +33,17 @@ impl TemporaryFolder {
     }
 }
 
-/// A shell process that removes a folder when this process ends, for whatever reason.
+/// A shell process that removes files and folders when this is dropped, or when this process ends for whatever reason.
 #[derive(Debug)]
-struct Remover(Child);
+pub struct Remover(Child);
 
 impl Remover {
-    fn start(folder: &Path) -> io::Result<Self> {
-        let script = r#"trap "" HUP INT QUIT TERM; read -r _; rm -rf -- "$1""#;
+    /// The paths need not exist yet.
+    pub fn start<'path>(paths: impl IntoIterator<Item = &'path Path>) -> io::Result<Self> {
+        let script = r#"trap "" HUP INT QUIT TERM; read -r _; rm -rf -- "$@""#;
         let shell = Command::new("/bin/sh")
             .args(["-c", script, "sh"])
-            .arg(folder)
+            .args(paths)
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -71,7 +72,7 @@ mod tests {
     fn a_folder_is_removed_when_the_process_is_killed() {
         let folder = tempfile::tempdir().unwrap().keep();
         fs::write(folder.join("x"), "").unwrap();
-        let mut remover = Remover::start(&folder).unwrap();
+        let mut remover = Remover::start([folder.as_path()]).unwrap();
         // The kernel closes the pipe in the same way when the process is killed.
         drop(remover.0.stdin.take());
         remover.0.wait().unwrap();

@@ -1,16 +1,14 @@
 //! `standind-operator`, the program of the operator, which `standind operator` executes: arguments, logging and signals.
 #![allow(clippy::print_stderr, reason = "a program: stderr carries messages")]
 
-use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, ValueEnum};
 use operator::{
-    AgentMode, AgentSettings, MemberAuthorization, MultiCluster, PodSettings, SessionSettings,
+    AgentMode, AgentSettings, MemberAuthorization, PodSettings, PrimarySettings, SessionSettings,
     Settings,
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -92,6 +90,9 @@ struct OperatorArguments {
     /// How often the rights of connected users are reviewed
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = clap::value_parser!(u64).range(1..))]
     rights_review_interval: u64,
+    /// How long an agent may take to confirm changed policies before its session's traffic to it is stopped
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
+    policy_confirmation_timeout: u64,
     /// Where agents run: in the target's pod, in a pod on its node, or permanently on every node
     #[arg(long, value_name = "MODE", default_value = "ephemeral")]
     agent_mode: Mode,
@@ -118,9 +119,15 @@ struct OperatorArguments {
     /// The log level of agents
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     agent_log: LevelFilter,
-    /// The file with the list of clusters, for an operator with member clusters
-    #[arg(long, value_name = "FILE")]
-    clusters_config: Option<PathBuf>,
+    /// The ConfigMap with the list of clusters, for an operator with member clusters
+    #[arg(long, value_name = "NAME")]
+    clusters_config_map: Option<String>,
+    /// How long a session over several clusters waits for its client by default, if not as long as other sessions
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(MIN_SESSION_TTL..))]
+    multi_cluster_session_ttl: Option<u64>,
+    /// How long the parts of such a session in the clusters may take to become ready
+    #[arg(long, value_name = "SECONDS", default_value = "75", value_parser = clap::value_parser!(u64).range(1..))]
+    remote_session_timeout: u64,
     /// Require that users of a Primary are also authorized for the target by the rules of this cluster
     #[arg(long)]
     member_user_authorization: bool,
@@ -162,7 +169,7 @@ fn run(arguments: OperatorArguments) -> Result<()> {
     runtime.block_on(async {
         let shutdown = CancellationToken::new();
         shutdown_on_signals(shutdown.clone())?;
-        operator::run(settings(arguments)?, shutdown).await?;
+        operator::run(settings(arguments), shutdown).await?;
         Ok(())
     })
 }
@@ -176,13 +183,24 @@ fn uninstall() -> Result<()> {
     Ok(runtime.block_on(operator::uninstall())?)
 }
 
-fn settings(arguments: OperatorArguments) -> Result<Settings> {
-    Ok(Settings {
-        multi_cluster: arguments
-            .clusters_config
-            .as_deref()
-            .map(clusters)
-            .transpose()?,
+fn settings(arguments: OperatorArguments) -> Settings {
+    Settings {
+        primary: arguments
+            .clusters_config_map
+            .map(|config_map| PrimarySettings {
+                config_map,
+                session: SessionSettings {
+                    time_to_live: Duration::from_secs(
+                        arguments
+                            .multi_cluster_session_ttl
+                            .unwrap_or(arguments.session_ttl),
+                    ),
+                    max_resume: Duration::from_secs(arguments.session_max_resume),
+                    max_age: arguments.session_max_age.map(Duration::from_secs),
+                    review_interval: Duration::from_secs(arguments.rights_review_interval),
+                },
+                startup_timeout: Duration::from_secs(arguments.remote_session_timeout),
+            }),
         member_authorization: arguments
             .member_user_authorization
             .then_some(MemberAuthorization {
@@ -205,6 +223,7 @@ fn settings(arguments: OperatorArguments) -> Result<Settings> {
             max_age: arguments.session_max_age.map(Duration::from_secs),
             review_interval: Duration::from_secs(arguments.rights_review_interval),
         },
+        policy_confirmation_timeout: Duration::from_secs(arguments.policy_confirmation_timeout),
         agent_mode: arguments.agent_mode.into(),
         targetless: !arguments.no_targetless,
         shows_filter_patterns: !arguments.hide_filter_patterns,
@@ -223,7 +242,7 @@ fn settings(arguments: OperatorArguments) -> Result<Settings> {
                 ..PodSettings::default()
             },
         },
-    })
+    }
 }
 
 /// The quantity itself is validated by the chart, and by the API server when a pod is created.
@@ -234,12 +253,6 @@ fn quantity(text: &str) -> Result<(String, String), String> {
         }
         _ => Err("write it as RESOURCE=QUANTITY, such as cpu=50m".to_owned()),
     }
-}
-
-fn clusters(path: &Path) -> Result<MultiCluster> {
-    let file = || format!("the clusters of {}", path.display());
-    let text = fs::read_to_string(path).with_context(file)?;
-    MultiCluster::read(&text).with_context(file)
 }
 
 fn start_log(level: LevelFilter, as_json: bool) {
@@ -295,7 +308,7 @@ mod tests {
             "--agent-request=memory=32Mi",
             "--agent-limit=memory=1e+09",
         ]);
-        let pod = settings(parsed.unwrap().arguments).unwrap().agent.pod;
+        let pod = settings(parsed.unwrap().arguments).agent.pod;
         let map = |pairs: &[(&str, &str)]| {
             let pairs = pairs
                 .iter()
@@ -312,6 +325,27 @@ mod tests {
             let error = with(&[wrong]).unwrap_err().to_string();
             assert!(error.contains("RESOURCE=QUANTITY, such as"), "{error}");
         }
+    }
+
+    #[test]
+    fn sessions_over_several_clusters_may_have_another_ttl() {
+        let with = |more: &[&'static str]| {
+            let required = ["", "--namespace=a", "--replica=b", "--agent-image=c"];
+            let required = required.iter().chain(&["--session-ttl=20"]).chain(more);
+            settings(Program::try_parse_from(required).unwrap().arguments).primary
+        };
+        assert!(with(&[]).is_none());
+        let usual = with(&["--clusters-config-map=a"]).unwrap();
+        assert_eq!(usual.session.time_to_live.as_secs(), 20);
+        assert_eq!(usual.startup_timeout.as_secs(), 75);
+        let other = with(&[
+            "--clusters-config-map=a",
+            "--multi-cluster-session-ttl=30",
+            "--remote-session-timeout=300",
+        ]);
+        let other = other.unwrap();
+        assert_eq!(other.session.time_to_live.as_secs(), 30);
+        assert_eq!(other.startup_timeout.as_secs(), 300);
     }
 
     #[test]

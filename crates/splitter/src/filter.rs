@@ -8,6 +8,7 @@
 mod body;
 mod pattern;
 mod request;
+mod sample_requests;
 
 pub use body::JsonBody;
 pub use pattern::Pattern;

@@ -3,6 +3,7 @@ import { useEffect, useState } from "react";
 import type { Detail, Version } from "./types";
 
 const REFRESH_MS = 2_000;
+const VERSION_REFRESH_MS = 30_000;
 
 async function get<T>(path: string): Promise<T> {
   const response = await fetch(path, { headers: { accept: "application/json" } });
@@ -10,7 +11,26 @@ async function get<T>(path: string): Promise<T> {
   return (await response.json()) as T;
 }
 
-export const getVersion = (): Promise<Version> => get<Version>("/api/version");
+/** The version and the operator. The server asks the cluster in the background, so the first response does not know it yet. */
+export function useVersion(): Version | undefined {
+  const [version, setVersion] = useState<Version>();
+  useEffect(() => {
+    let isCancelled = false;
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const refresh = async (): Promise<void> => {
+      const next = await get<Version>("/api/version").catch(() => undefined);
+      if (isCancelled) return;
+      if (next) setVersion(next);
+      timer = setTimeout(() => void refresh(), next?.operator.status === "unknown" ? REFRESH_MS : VERSION_REFRESH_MS);
+    };
+    void refresh();
+    return () => {
+      isCancelled = true;
+      clearTimeout(timer);
+    };
+  }, []);
+  return version;
+}
 
 export async function kill(id: string): Promise<void> {
   const response = await fetch(`/api/sessions/${encodeURIComponent(id)}/kill`, { method: "POST" });

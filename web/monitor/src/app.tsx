@@ -1,23 +1,20 @@
 import { useEffect, useState, useSyncExternalStore } from "react";
 
-import { getVersion } from "./api";
+import { useVersion } from "./api";
+import { Operator } from "./parts/operator";
 import { useHash, useNow, useTheme } from "./hooks";
 import { Keys } from "./parts/keys";
 import { SessionList } from "./views/list";
 import { SessionView } from "./views/session";
 import type { Store } from "./store";
-import type { Version } from "./types";
 
 export function App({ store }: { store: Store }) {
   const { sessions, connection } = useSyncExternalStore(store.subscribe, store.get);
   const [hash, setHash] = useHash();
   const [theme, nextTheme] = useTheme();
-  const [version, setVersion] = useState<Version>();
+  const version = useVersion();
   const [showsKeys, setShowsKeys] = useState(false);
   const now = useNow();
-  useEffect(() => {
-    getVersion().then(setVersion, () => undefined);
-  }, []);
   useEffect(() => {
     const listen = (event: KeyboardEvent): void => {
       const inField = event.target instanceof HTMLElement && event.target.matches("input, textarea, select");
@@ -60,7 +57,7 @@ export function App({ store }: { store: Store }) {
         <p className="version">
           {version && (
             <>
-              {version.version} <span className="wide">· {version.licence} · {version.operator ? "with operator" : "without operator"}</span>
+              <span title={`Licence: ${version.licence}`}>{version.version}</span> <Operator operator={version.operator} />
             </>
           )}
         </p>

@@ -1,4 +1,4 @@
-import type { Entry, Handling } from "./types";
+import type { Entry, Handling, Status } from "./types";
 
 export function bytes(count: number): string {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -158,3 +158,7 @@ function parts(entry: Entry): { what: string; outcome: string } {
 
 export const endpoint = (address: string, port: number): string =>
   port === 0 ? address : address.includes(":") ? `[${address}]:${port}` : `${address}:${port}`;
+
+export function statusName(status: Status): string {
+  return status.replace("_", " ");
+}

@@ -3,7 +3,7 @@
 export type Side = "local" | "remote" | "refused";
 export type Transport = "tcp" | "udp" | "unix";
 export type Handling = "stolen" | "mirrored" | "passed_on" | "lost";
-export type Status = "healthy" | "reconnecting" | "lost" | "ended";
+export type Status = "healthy" | "reconnecting" | "lost" | "ended" | "unresponsive" | "other_version" | "unknown";
 
 interface EventBase {
   seq: number;
@@ -207,7 +207,16 @@ export interface State {
   peers: PeerRow[];
   ports: Port[];
   env: [string, string][];
-  rows_omitted: number;
+  omitted: Omitted;
+}
+
+/** Operations that have no row, because there are too many rows. */
+export interface Omitted {
+  remote_files: number;
+  local_files: number;
+  refused_files: number;
+  dns: number;
+  peers: number;
 }
 
 export interface ConfigValue {
@@ -227,7 +236,22 @@ export interface Detail {
 export interface Version {
   version: string;
   licence: string;
-  operator: boolean;
+  operator: Operator;
+}
+
+/** The operator of the cluster that `standin exec` would use. */
+export type Operator =
+  | { status: "unknown" }
+  | { status: "not_configured"; reason: string }
+  | { status: "absent"; cluster: string }
+  | { status: "unavailable"; reason: string }
+  | { status: "running"; cluster: string; version: string; license?: License };
+
+export interface License {
+  name: string;
+  organization: string;
+  expire_at: string | null;
+  subscription_id: string | null;
 }
 
 export type Message =

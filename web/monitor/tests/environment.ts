@@ -40,9 +40,9 @@ export class Environment {
 
   /** Starts the server of the page, and returns its address with the token. */
   async ui(options: string[] = []): Promise<string> {
-    const child = this.start(join(programs, "standin"), ["ui", "--no-open", "--sessions-dir", this.sessions, ...options]);
-    const line = await outputLine(child, "Session monitor: ");
-    return line.replace("Session monitor: ", "").trim();
+    const child = this.start(join(programs, "standin"), ["ui", "--no-open", "--sessions-dir", this.sessions, ...options], { KUBECONFIG: join(this.folder, "no-kubeconfig") });
+    const line = await outputLine(child, "Session Monitor: ");
+    return line.replace("Session Monitor: ", "").trim();
   }
 
   async end(): Promise<void> {

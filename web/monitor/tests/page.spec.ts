@@ -1,6 +1,7 @@
 import { AxeBuilder } from "@axe-core/playwright";
 import { expect, request as http, test, type Locator, type Page } from "@playwright/test";
-import { readFileSync } from "node:fs";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { createServer } from "node:http";
 import { join } from "node:path";
 
 import { Environment } from "./environment";
@@ -198,6 +199,35 @@ test("a recording is replayed", async ({ page }) => {
   await page.getByRole("tab", { name: "Files" }).click();
   await expect(page.getByRole("row", { name: /missing-0/ })).toBeVisible();
   await expect(page.getByRole("button", { name: "End session" })).toHaveCount(0);
+});
+
+test("the page names what it cannot list or read, and whether there is an operator", async ({ page }) => {
+  const omitted = { remote_files: 5, local_files: 1, refused_files: 0, dns: 2, peers: 0 };
+  const info = { session_id: "busy", protocol_version: 1, target: "pod/busy", started_at: "2026-01-01T00:00:00Z", command: ["app"] };
+  const lines = [
+    { line: "begin", protocol_version: 1, info, config: [] },
+    { line: "end", time: 1, state: { omitted, files: [{ path: "/etc/shop", side: "remote", operations: 1 }] } },
+  ];
+  const recording = join(environment.folder, "busy.jsonl");
+  writeFileSync(recording, lines.map((line) => JSON.stringify(line)).join("\n"));
+  mkdirSync(environment.sessions, { mode: 0o700 });
+  const newer = createServer((_, response) => {
+    response.end(JSON.stringify({ protocol_version: 99, session_id: "newer", target: "pod/newer", standin_version: "9.9.9" }));
+  });
+  await new Promise<void>((resolve) => newer.listen(join(environment.sessions, "newer.sock"), resolve));
+  await page.goto(await environment.ui(["--replay", recording]));
+  await expect(page.locator(".version")).toContainText(/^\d+\.\d+\.\d+ · no cluster is configured$/);
+
+  await page.getByRole("link", { name: /pod\/busy/ }).click();
+  await page.getByRole("tab", { name: "Files" }).click();
+  await expect(page.getByText("5 operations on further files of the target; 1 operation on further files of this machine.")).toBeVisible();
+  await page.getByRole("tab", { name: "DNS" }).click();
+  await expect(page.getByText("2 operations on further DNS names.")).toBeVisible();
+
+  await page.getByRole("link", { name: /pod\/newer other version/ }).click();
+  await expect(page.getByRole("alert")).toContainText("this session is of release 9.9.9");
+  await expect(page.getByRole("tab")).toHaveCount(0);
+  newer.close();
 });
 
 for (const scheme of ["light", "dark"] as const) {

@@ -26,10 +26,14 @@ pub(crate) fn read(path: &str) -> String {
 
 /// Renders the chart with some settings: `--set` for each, or `--set-json` where a value is JSON.
 pub(crate) fn template(settings: &[&str]) -> Result<String, String> {
+    template_in("tools", settings)
+}
+
+fn template_in(namespace: &str, settings: &[&str]) -> Result<String, String> {
     let mut command = Command::new(helm());
     command.args(["template", "standin"]).arg(chart()).args([
         "--namespace",
-        "tools",
+        namespace,
         "--kube-version",
         KUBERNETES,
     ]);
@@ -47,7 +51,12 @@ pub(crate) fn template(settings: &[&str]) -> Result<String, String> {
 
 /// The objects that the chart makes with some settings.
 pub(crate) fn objects(settings: &[&str]) -> Vec<Value> {
-    let text = template(settings).unwrap();
+    in_namespace("tools", settings)
+}
+
+/// The objects of a release in another namespace.
+pub(crate) fn in_namespace(namespace: &str, settings: &[&str]) -> Vec<Value> {
+    let text = template_in(namespace, settings).unwrap();
     text.split("\n---\n")
         .map(|document| serde_saphyr::from_str::<Value>(document).unwrap())
         .filter(Value::is_object)

@@ -97,6 +97,10 @@ const SETTINGS: &[(&str, &str)] = &[
         "operator.session.rightsReviewSecs=60",
     ),
     (
+        "operator.session.policyConfirmationSecs",
+        "operator.session.policyConfirmationSecs=11",
+    ),
+    (
         "operator.session.showFilterPatterns",
         "operator.session.showFilterPatterns=false",
     ),
@@ -186,6 +190,10 @@ const WRONG: &[(&str, &str)] = &[
     (
         "operator.session.showFilterPatterns=some",
         "/operator/session/showFilterPatterns",
+    ),
+    (
+        "operator.session.policyConfirmationSecs=0",
+        "/operator/session/policyConfirmationSecs",
     ),
     (
         "operator.session.maxResumeSecs=100000",

@@ -15,7 +15,9 @@ use crate::{Error, Result};
 const MAX_LINKS: u32 = 40;
 
 pub(crate) fn resolve_path(tree: Tree<'_>, path: &[u8]) -> Result<ResolvePathResponse> {
-    let canonical = canonicalize(tree, path).map_err(Error::operation("resolve this path"))?;
+    let canonical = tree
+        .visible_path(path)
+        .map_err(Error::operation("resolve this path"))?;
     Ok(ResolvePathResponse {
         path: Bytes::from(canonical),
     })

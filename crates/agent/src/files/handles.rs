@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -15,15 +16,27 @@ pub(crate) const MAX_HANDLES: u32 = 65_536;
 
 #[derive(Debug)]
 pub(crate) struct OpenFile {
-    /// The path by which it was opened.
+    /// The path by which it was opened. Without symbolic links, if there were rules.
     pub(crate) path: Bytes,
     /// Whether it was opened for writing.
     pub(crate) is_writable: bool,
+    /// Whether it was opened only to refer to the file, without any access.
+    pub(crate) is_path_only: bool,
     pub(crate) descriptor: OwnedFd,
     /// Writes append to the file and ignore their offset.
     pub(crate) append: bool,
-    /// The rules forbid changes, also those that the descriptor would allow.
-    pub(crate) is_read_only: bool,
+    /// Set when the rules have forbidden the file, for operations that began before.
+    pub(crate) is_forbidden: AtomicBool,
+}
+
+impl OpenFile {
+    /// Fails if the rules have forbidden the file since it was opened.
+    pub(crate) fn require_allowed(&self) -> Result<(), Errno> {
+        match self.is_forbidden.load(Ordering::Acquire) {
+            true => Err(Errno::BADF),
+            false => Ok(()),
+        }
+    }
 }
 
 impl AsFd for OpenFile {
@@ -80,9 +93,13 @@ impl Handles {
             .collect()
     }
 
-    /// Removes the handles of files for which `is_kept` returns false.
-    pub(crate) fn retain(&self, mut is_kept: impl FnMut(&OpenFile) -> bool) {
-        self.0.lock().open.retain(|_, file| is_kept(file));
+    /// Removes the handles of files for which `is_allowed` returns false. Operations on them that still run fail.
+    pub(crate) fn retain(&self, mut is_allowed: impl FnMut(&OpenFile) -> bool) {
+        self.0.lock().open.retain(|_, file| {
+            let is_allowed = is_allowed(file);
+            file.is_forbidden.store(!is_allowed, Ordering::Release);
+            is_allowed
+        });
     }
 }
 
@@ -94,9 +111,10 @@ mod tests {
         let file = OpenFile {
             path: Bytes::new(),
             is_writable: false,
+            is_path_only: false,
             descriptor: std::fs::File::open("/dev/null").unwrap().into(),
             append: false,
-            is_read_only: false,
+            is_forbidden: AtomicBool::new(false),
         };
         handles.insert(file).unwrap()
     }

@@ -146,7 +146,10 @@ pub(super) fn open(agent: &Agent, request: &OpenRequest) -> Option<Result<Opened
     in_cached_tree(agent, |tree| {
         let (_, metadata, access) = find(agent, tree, &location)?;
         let mode = access.read_mode(FileType::from_raw_mode(metadata.mode));
-        open::open(tree, request, mode.ok_or(Errno::AGAIN)?)
+        let opened = open::open(tree, request, mode.ok_or(Errno::AGAIN)?)?;
+        // The path may lead to another file system since it was found.
+        let is_there = opened.response.metadata.as_ref().map(device) == Some(device(&metadata));
+        is_there.then_some(opened).ok_or(Errno::AGAIN)
     })
     .map(|result| result.map_err(Error::operation("open this path")))
 }

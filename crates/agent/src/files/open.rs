@@ -2,6 +2,7 @@
 
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
+use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
 use protocol::files::MAX_FIRST_BYTES;
@@ -37,7 +38,8 @@ pub(crate) fn open(
     mode: ReadMode,
 ) -> Result<OpenedFile, Errno> {
     let flags = flags(request);
-    let descriptor = tree.open(&request.path, flags, permissions(request, flags))?;
+    let mode_of_new = permissions(request, flags);
+    let (descriptor, real_path) = tree.open_with_path(&request.path, flags, mode_of_new)?;
     let metadata = metadata::of(&descriptor)?;
     let limit = request.first_bytes.min(MAX_FIRST_BYTES) as usize;
     let readable = matches!(
@@ -56,11 +58,12 @@ pub(crate) fn open(
     }
     Ok(OpenedFile {
         file: OpenFile {
-            path: request.path.clone(),
+            path: real_path.map_or_else(|| request.path.clone(), Bytes::from),
             is_writable: file_access(flags) == FileAccess::Write,
+            is_path_only: flags.contains(OFlags::PATH),
             descriptor,
             append: request.append,
-            is_read_only: tree.is_read_only(&request.path),
+            is_forbidden: AtomicBool::new(false),
         },
         is_kept: !(first.whole && request.close_if_whole),
         response: OpenResponse {

@@ -105,8 +105,8 @@ pub(crate) fn stat_filesystem(
 
 pub(crate) fn make_directory(tree: Tree<'_>, request: &MakeDirectoryRequest) -> Result<Done> {
     let mode = Mode::from_raw_mode(request.mode & 0o7777);
-    tree.parent(&request.path)
-        .and_then(|(directory, name)| mkdirat(directory, name, mode))
+    tree.entry_to_change(&request.path)
+        .and_then(|entry| mkdirat(&entry.directory, entry.name, mode))
         .map_err(Error::operation("create this directory"))
         .map(done)
 }
@@ -119,22 +119,22 @@ pub(crate) fn make_node(tree: Tree<'_>, request: &MakeNodeRequest) -> Result<Don
     };
     let mode = Mode::from_raw_mode(request.mode & 0o7777);
     let device = makedev(request.special_major, request.special_minor);
-    tree.parent(&request.path)
-        .and_then(|(directory, name)| mknodat(directory, name, kind, mode, device))
+    tree.entry_to_change(&request.path)
+        .and_then(|entry| mknodat(&entry.directory, entry.name, kind, mode, device))
         .map_err(Error::operation("create this file"))
         .map(done)
 }
 
 pub(crate) fn remove_directory(tree: Tree<'_>, path: &[u8]) -> Result<Done> {
-    tree.parent(path)
-        .and_then(|(directory, name)| unlinkat(directory, name, AtFlags::REMOVEDIR))
+    tree.entry_to_change(path)
+        .and_then(|entry| unlinkat(&entry.directory, entry.name, AtFlags::REMOVEDIR))
         .map_err(Error::operation("remove this directory"))
         .map(done)
 }
 
 pub(crate) fn unlink(tree: Tree<'_>, path: &[u8]) -> Result<Done> {
-    tree.parent(path)
-        .and_then(|(directory, name)| unlinkat(directory, name, AtFlags::empty()))
+    tree.entry_to_change(path)
+        .and_then(|entry| unlinkat(&entry.directory, entry.name, AtFlags::empty()))
         .map_err(Error::operation("unlink this file"))
         .map(done)
 }
@@ -144,9 +144,13 @@ pub(crate) fn rename(tree: Tree<'_>, request: &RenameRequest) -> Result<Done> {
     flags.set(RenameFlags::NOREPLACE, request.no_replace);
     flags.set(RenameFlags::EXCHANGE, request.exchange);
     let rename = || {
-        let (from, from_name) = tree.parent(&request.from)?;
-        let (to, to_name) = tree.parent(&request.to)?;
-        renameat_with(from, from_name, to, to_name, flags)
+        let from = tree.entry_to_change(&request.from)?;
+        let to = tree.entry_to_change(&request.to)?;
+        tree.allow_move(&from, &to)?;
+        if request.exchange {
+            tree.allow_move(&to, &from)?;
+        }
+        renameat_with(&from.directory, from.name, &to.directory, to.name, flags)
     };
     rename()
         .map_err(Error::operation("rename this file"))
@@ -157,15 +161,21 @@ pub(crate) fn link(tree: Tree<'_>, from: &FileLocation, to: &[u8]) -> Result<Don
     let link = || {
         // Treated as a change, because a second name would bypass the rules for the first.
         let from = tree.find_to_change(from)?;
-        let (to, name) = tree.parent(to)?;
-        linkat(CWD, from.as_path(), to, name, AtFlags::SYMLINK_FOLLOW)
+        let to = tree.entry_to_change(to)?;
+        linkat(
+            CWD,
+            from.as_path(),
+            &to.directory,
+            to.name,
+            AtFlags::SYMLINK_FOLLOW,
+        )
     };
     link().map_err(Error::operation("link this file")).map(done)
 }
 
 pub(crate) fn symbolic_link(tree: Tree<'_>, request: &SymbolicLinkRequest) -> Result<Done> {
-    tree.parent(&request.path)
-        .and_then(|(directory, name)| symlinkat(&*request.target, directory, name))
+    tree.entry_to_change(&request.path)
+        .and_then(|entry| symlinkat(&*request.target, &entry.directory, entry.name))
         .map_err(Error::operation("create this symbolic link"))
         .map(done)
 }
@@ -228,7 +238,7 @@ pub(crate) fn truncate(tree: Tree<'_>, location: &FileLocation, size: u64) -> Re
         FileLocation::Path { path, .. } => tree
             .open(path, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty())
             .and_then(|file| ftruncate(file, size)),
-        FileLocation::Open(file) => ftruncate(file, size),
+        FileLocation::Open(file) => file.require_allowed().and_then(|()| ftruncate(file, size)),
     };
     truncated
         .map_err(Error::operation("truncate this file"))
@@ -240,7 +250,8 @@ pub(crate) fn allocate(file: &OpenFile, request: &AllocateRequest) -> Result<Don
     flags.set(FallocateFlags::KEEP_SIZE, request.keep_size);
     flags.set(FallocateFlags::PUNCH_HOLE, request.punch_hole);
     flags.set(FallocateFlags::ZERO_RANGE, request.zero_range);
-    fallocate(file, flags, request.offset, request.length)
+    file.require_allowed()
+        .and_then(|()| fallocate(file, flags, request.offset, request.length))
         .map_err(Error::operation("allocate space for this file"))
         .map(done)
 }

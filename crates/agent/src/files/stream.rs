@@ -111,6 +111,7 @@ impl Reader {
 
 /// Reads until there is enough or the file ends.
 fn read_chunk(file: &OpenFile, offset: u64, length: usize) -> Result<Bytes, Errno> {
+    file.require_allowed()?;
     let mut bytes = Vec::with_capacity(length);
     while bytes.len() < length {
         let at = offset.saturating_add(bytes.len() as u64);
@@ -186,6 +187,9 @@ async fn write_chunk(
 fn write_all(file: &OpenFile, offset: u64, mut chunk: VecDeque<Bytes>) -> (u64, Result<(), Errno>) {
     /// The kernel's limit of buffers per call.
     const MAX_BUFFERS: usize = 1024;
+    if let Err(errno) = file.require_allowed() {
+        return (0, Err(errno));
+    }
     let mut written: u64 = 0;
     while !chunk.is_empty() {
         let pieces: Vec<IoSlice<'_>> = chunk

@@ -2,16 +2,22 @@
 //!
 //! `openat2` with RESOLVE_IN_ROOT resolves paths as the target's own system calls do: "/" is the target's root, also for
 //! symbolic links and for "..". A resolved file is referenced by a descriptor, so it cannot be replaced before its use.
+//!
+//! With rules for files, the path that is judged is the path that is used: all symbolic links are resolved first, then the
+//! result is judged, and then it is opened without following links. An operation on a directory entry uses a descriptor of its
+//! directory that was opened in this way.
 
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, openat2, readlinkat, statat};
 use rustix::io::Errno;
 
 use super::canonicalize::canonicalize;
 use super::handles::OpenFile;
+use super::mounts::MountTable;
+use super::process_files::{self, without_deleted};
 use crate::agent::Agent;
 use crate::grant::{FileAccess, FileRules, Rules};
 
@@ -27,9 +33,11 @@ const MAX_ATTEMPTS: usize = 64;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tree<'target> {
     root: &'target OwnedFd,
+    pid: u32,
     resolve: ResolveFlags,
     /// Which files are hidden or read-only for sessions.
     rules: Option<&'target FileRules>,
+    hides_environments: bool,
 }
 
 /// The file of a request: a path, or an open file.
@@ -46,17 +54,30 @@ pub(crate) enum ResolvedFile<'location> {
     Open(&'location OpenFile),
 }
 
+/// An entry of a directory, which need not exist.
+#[derive(Debug)]
+pub(crate) struct DirectoryEntry<'path> {
+    pub(crate) directory: OwnedFd,
+    /// With trailing slashes, because their meaning depends on the operation.
+    pub(crate) name: &'path [u8],
+    /// The path without symbolic links, if there are rules.
+    real_path: Option<Vec<u8>>,
+}
+
 impl<'target> Tree<'target> {
     /// The tree of an agent's target.
     pub(crate) fn of(agent: &'target Agent, rules: &'target Rules) -> Self {
         Self {
             root: &agent.target().root,
+            pid: agent.target().pid,
             resolve: ResolveFlags::IN_ROOT,
             rules: rules.files(),
+            hides_environments: rules.hides_environments(),
         }
     }
 
-    /// The part of the tree that is in the kernel's cache. Operations outside it fail with `EAGAIN` instead of blocking.
+    /// The part of the tree that is in the kernel's cache. Operations outside it fail with `EAGAIN` instead of blocking. Only
+    /// files of local disks and of the memory may be used, which the caller checks: [`process_files`] are not refused here.
     pub(crate) fn cached(agent: &'target Agent, rules: &'target Rules) -> Self {
         let all = Self::of(agent, rules);
         Self {
@@ -66,15 +87,44 @@ impl<'target> Tree<'target> {
     }
 
     pub(crate) fn open(self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        self.open_with_path(path, flags, mode).map(|(file, _)| file)
+    }
+
+    /// Like [`open`](Self::open), and returns the path that was judged, if there are rules.
+    pub(crate) fn open_with_path(
+        self,
+        path: &[u8],
+        flags: OFlags,
+        mode: Mode,
+    ) -> Result<(OwnedFd, Option<Vec<u8>>), Errno> {
         check(path)?;
-        let Some(rules) = self.rules else {
-            return self.open_unchecked(path, flags, mode);
+        let opened = match self.rules {
+            None => (self.open_unchecked(path, flags, mode)?, None),
+            Some(_) => {
+                let real = self.real_path(path, follows(flags))?;
+                self.allow(&real, file_access(flags))?;
+                let opened = self.open_real(&real, path, flags, mode)?;
+                (opened, Some(real))
+            }
         };
-        // The rules apply to the path without symbolic links, and this path is opened without following links: so a link
-        // that is created in between is not followed.
-        let real = self.real_path(path, follows(flags))?;
-        rules.allow(&real, file_access(flags))?;
-        self.without_links().open_unchecked(&real, flags, mode)
+        if !self.resolve.contains(ResolveFlags::CACHED) {
+            process_files::allow(&opened.0, flags, self.hides_environments)?;
+        }
+        Ok(opened)
+    }
+
+    /// Opens a judged path, so a symbolic link that was created in between is not followed. Trailing slashes of the requested
+    /// path are kept: only a directory may have them.
+    fn open_real(
+        self,
+        real: &[u8],
+        requested: &[u8],
+        flags: OFlags,
+        mode: Mode,
+    ) -> Result<OwnedFd, Errno> {
+        let slash: &[u8] = if requested.ends_with(b"/") { b"/" } else { b"" };
+        let path = [real, slash].concat();
+        self.without_links().open_unchecked(&path, flags, mode)
     }
 
     /// The same tree, in which symbolic links are not followed.
@@ -85,34 +135,44 @@ impl<'target> Tree<'target> {
         }
     }
 
-    /// A path without symbolic links. Its last component need not exist.
-    fn real_path(self, path: &[u8], follows: bool) -> Result<Vec<u8>, Errno> {
-        let without_rules = Self {
-            rules: None,
-            ..self
+    /// Fails if the rules forbid the access to a path without symbolic links, or to another path of the same file.
+    fn allow(self, real_path: &[u8], file_access: FileAccess) -> Result<(), Errno> {
+        let Some(rules) = self.rules else {
+            return Ok(());
         };
+        rules.allow(real_path, file_access)?;
+        let mounts = MountTable::of_process(self.pid)?;
+        let others = mounts.other_paths(real_path);
+        let mut others = others.iter();
+        others.try_for_each(|other| rules.allow(other, file_access))
+    }
+
+    /// A path without symbolic links and trailing slashes. Its last component need not exist.
+    fn real_path(self, path: &[u8], follows: bool) -> Result<Vec<u8>, Errno> {
+        // The kernel follows a symbolic link with a trailing slash, because only a directory may have one.
+        let follows = follows || path.ends_with(b"/");
         if follows {
-            match canonicalize(without_rules, path) {
+            match canonicalize(self, path) {
                 Err(Errno::NOENT) => {}
                 found => return found,
             }
         }
         let (directory, name) = split(path);
-        let mut real = canonicalize(without_rules, directory)?;
-        if name == b"." {
-            return Ok(real);
-        }
-        if name.starts_with(b"..") && name[2..].iter().all(|byte| *byte == b'/') {
-            return canonicalize(without_rules, path);
-        }
-        if real != b"/" {
-            real.push(b'/');
-        }
-        real.extend_from_slice(name);
-        if follows && without_rules.is_link(&real) {
+        let real = match without_slashes(name) {
+            b"." | b".." => return canonicalize(self, path),
+            name => join(&canonicalize(self, directory)?, name),
+        };
+        if follows && self.is_link(&real) {
             // It leads to nothing.
             return Err(Errno::NOENT);
         }
+        Ok(real)
+    }
+
+    /// The canonical path of a file that the rules do not hide.
+    pub(super) fn visible_path(self, path: &[u8]) -> Result<Vec<u8>, Errno> {
+        let real = canonicalize(self, path)?;
+        self.allow(&real, FileAccess::Read)?;
         Ok(real)
     }
 
@@ -200,38 +260,64 @@ impl<'target> Tree<'target> {
         self,
         location: &'location FileLocation,
     ) -> Result<ResolvedFile<'location>, Errno> {
-        match (location, self.rules) {
-            (FileLocation::Path { path, follow }, Some(rules)) => {
-                let real = self.real_path(path, *follow)?;
-                rules.allow(&real, FileAccess::Write)?;
-            }
-            (FileLocation::Open(file), Some(_)) if file.is_read_only => return Err(Errno::ROFS),
-            _ => {}
+        if self.rules.is_none() {
+            return self.find(location);
         }
-        self.find(location)
+        match location {
+            FileLocation::Path { path, follow } => {
+                check(path)?;
+                let real = self.real_path(path, *follow)?;
+                self.allow(&real, FileAccess::Write)?;
+                let flags = OFlags::PATH | OFlags::NOFOLLOW;
+                let found = self.open_real(&real, path, flags, Mode::empty());
+                found.map(ResolvedFile::ByPath)
+            }
+            FileLocation::Open(file) => {
+                self.allow_open_file(file, FileAccess::Write)?;
+                Ok(ResolvedFile::Open(file))
+            }
+        }
     }
 
-    /// Whether the rules forbid changes of a file.
-    pub(crate) fn is_read_only(self, path: &[u8]) -> bool {
-        self.rules.is_some_and(|rules| {
-            let real = self.real_path(path, true);
-            real.and_then(|real| rules.allow(&real, FileAccess::Write))
-                .is_err()
-        })
-    }
-
-    /// Whether an open file may stay open. A file that was unlinked or renamed is checked by its former path.
+    /// Whether an open file may stay open.
     pub(crate) fn still_allows(self, file: &OpenFile) -> bool {
-        let Some(rules) = self.rules else {
-            return true;
-        };
         let file_access = match file.is_writable {
             true => FileAccess::Write,
             false => FileAccess::Read,
         };
-        let real = self.real_path(&file.path, true);
-        let real = real.unwrap_or_else(|_| file.path.to_vec());
-        rules.allow(&real, file_access).is_ok() && rules.allow(&file.path, file_access).is_ok()
+        let flags = match file.is_path_only {
+            true => OFlags::PATH,
+            false => OFlags::RDONLY,
+        };
+        self.allow_open_file(file, file_access).is_ok()
+            && process_files::allow(file, flags, self.hides_environments).is_ok()
+    }
+
+    /// Judges an open file by the path by which it was opened, and by all paths that it has now: links may have changed, and it
+    /// may have been renamed or unlinked.
+    fn allow_open_file(self, file: &OpenFile, file_access: FileAccess) -> Result<(), Errno> {
+        if self.rules.is_none() {
+            return Ok(());
+        }
+        self.allow(&file.path, file_access)?;
+        if let Ok(real) = self.real_path(&file.path, true) {
+            self.allow(&real, file_access)?;
+        }
+        match self.current_path(file) {
+            Some(path) => self.allow(&path, file_access),
+            None => Ok(()),
+        }
+    }
+
+    /// The path of a descriptor, if it is below the target's root.
+    fn current_path(self, file: &OpenFile) -> Option<Vec<u8>> {
+        let path = |file: BorrowedFd<'_>| readlinkat(CWD, link_of(file), Vec::new());
+        let path_of_file = path(file.as_fd()).ok()?.into_bytes();
+        let path_of_file = without_deleted(&path_of_file);
+        let root = path(self.root.as_fd()).ok()?.into_bytes();
+        let root = root.strip_suffix(b"/").unwrap_or(&root);
+        let below_root = path_of_file.strip_prefix(root)?;
+        below_root.starts_with(b"/").then(|| below_root.to_vec())
     }
 
     pub(crate) fn find_path(self, path: &[u8], follow: bool) -> Result<OwnedFd, Errno> {
@@ -240,27 +326,76 @@ impl<'target> Tree<'target> {
         self.open(path, flags, Mode::empty())
     }
 
-    /// Like [`find_path`](Self::find_path) without following a link, for a path whose directory has no symbolic links.
+    /// Finds a file without following a link and without judging it, for a path whose directory has no symbolic links.
     pub(super) fn find_entry(self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        check(path)?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
         if path.len() < PATH_MAX {
-            return self.find_path(path, false);
+            return self.open_unchecked(path, flags, Mode::empty());
         }
         self.may_take_long()?;
-        let flags = OFlags::PATH | OFlags::NOFOLLOW;
         self.without_links()
             .open_in_parts(path, flags, Mode::empty())
     }
 
-    /// The parent directory of a path and its last component, for an operation that changes the directory entry. Trailing
-    /// slashes stay in the component, because their meaning depends on the operation.
-    pub(crate) fn parent(self, path: &[u8]) -> Result<(OwnedFd, &[u8]), Errno> {
+    /// A directory entry, for an operation that changes it.
+    pub(crate) fn entry_to_change<'path>(
+        self,
+        path: &'path [u8],
+    ) -> Result<DirectoryEntry<'path>, Errno> {
         check(path)?;
-        if let Some(rules) = self.rules {
-            rules.allow(&self.real_path(path, false)?, FileAccess::Write)?;
-        }
         let (directory, name) = split(path);
         let flags = OFlags::PATH | OFlags::DIRECTORY;
-        Ok((self.open(directory, flags, Mode::empty())?, name))
+        if self.rules.is_none() {
+            return Ok(DirectoryEntry {
+                directory: self.open_unchecked(directory, flags, Mode::empty())?,
+                name,
+                real_path: None,
+            });
+        }
+        let real_directory = canonicalize(self, directory)?;
+        let real_path = match without_slashes(name) {
+            // No operation on an entry accepts these names.
+            b"." | b".." => real_directory.clone(),
+            name => join(&real_directory, name),
+        };
+        self.allow(&real_path, FileAccess::Write)?;
+        let tree = self.without_links();
+        Ok(DirectoryEntry {
+            directory: tree.open_unchecked(&real_directory, flags, Mode::empty())?,
+            name,
+            real_path: Some(real_path),
+        })
+    }
+
+    /// Fails if renaming the directory at `entry` to or from `other` could give files below it other paths than those for which
+    /// there are rules.
+    pub(crate) fn allow_move(
+        self,
+        entry: &DirectoryEntry<'_>,
+        other: &DirectoryEntry<'_>,
+    ) -> Result<(), Errno> {
+        let (Some(rules), Some(path), Some(other)) =
+            (self.rules, &entry.real_path, &other.real_path)
+        else {
+            return Ok(());
+        };
+        let name = without_slashes(entry.name);
+        let is_directory = statat(&entry.directory, name, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory);
+        if !is_directory {
+            return Ok(());
+        }
+        let mounts = MountTable::of_process(self.pid)?;
+        let mut places = vec![path.clone(), other.clone()];
+        for path in [path, other] {
+            places.extend(mounts.other_paths(path));
+            places.extend(mounts.mounted_parts(path));
+        }
+        match places.iter().any(|place| rules.could_match_below(place)) {
+            true => Err(Errno::ROFS),
+            false => Ok(()),
+        }
     }
 }
 
@@ -268,8 +403,12 @@ impl ResolvedFile<'_> {
     /// A path to this file, for calls that take no descriptor. It refers to the file itself, also if that is a symbolic link
     /// or was unlinked.
     pub(crate) fn as_path(&self) -> String {
-        format!("/proc/self/fd/{}", self.as_fd().as_raw_fd())
+        link_of(self.as_fd())
     }
+}
+
+fn link_of(file: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 impl AsFd for ResolvedFile<'_> {
@@ -320,6 +459,17 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
         .rposition(|byte| *byte == b'/')
         .map_or(0, |slash| slash + 1);
     (&path[..start], &path[start..])
+}
+
+fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    let separator: &[u8] = if directory == b"/" { b"" } else { b"/" };
+    [directory, separator, name].concat()
+}
+
+/// A name without trailing slashes.
+fn without_slashes(name: &[u8]) -> &[u8] {
+    let end = name.iter().rposition(|byte| *byte != b'/');
+    end.map_or(name, |last| &name[..=last])
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 use protocol::grant::{FilesGrant, IncomingGrant, OutgoingGrant};
-use protocol::rpc::HttpFilters;
+use protocol::rpc::{HttpFilters, IncomingMode, http_filter};
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn forbidden_subscriptions_are_rejected() {
             filter,
             ..SubscribeRequest::default()
         };
-        let result = rules.allow_subscription(&request);
+        let result = rules.effective_filter(&request);
         assert_eq!(result.is_ok(), allowed, "{request:?}: {result:?}");
     };
     let nothing = IncomingGrant::default;
@@ -72,26 +72,66 @@ fn forbidden_subscriptions_are_rejected() {
     };
     check(by_user(), Steal, None, false);
     check(by_user(), Steal, filter(), true);
-    check(by_user(), Steal, Some(header(".*")), false);
-    check(by_user(), Steal, Some(path("/")), false);
+    // A filter that matches everything counts as none.
+    for everything in [
+        header(".*"),
+        header("x-user: ada|"),
+        path("/"),
+        any_of(vec![path("^/a"), header("")]),
+    ] {
+        check(by_user(), Steal, Some(everything.clone()), false);
+        check(with_filter(), Steal, Some(everything.clone()), false);
+        check(nothing(), Steal, Some(everything.clone()), true);
+        check(by_user(), Mirror, Some(everything), true);
+    }
+    check(by_user(), Steal, Some(path("^/cart")), true);
     check(by_user(), Mirror, None, true);
-    // With "all of", one filter that satisfies the rule is enough; with "any of", all must satisfy it.
-    let wide = || header(".*");
-    let narrow = || header("x-user: ada");
-    check(by_user(), Steal, Some(all_of(vec![wide(), narrow()])), true);
-    check(
-        by_user(),
-        Steal,
-        Some(any_of(vec![wide(), narrow()])),
-        false,
-    );
-    check(
-        by_user(),
-        Steal,
-        Some(any_of(vec![narrow(), narrow()])),
-        true,
-    );
+    // An incomplete filter is an error.
     check(by_user(), Steal, Some(any_of(vec![])), false);
+}
+
+/// The text of a session's filter does not matter: what a policy demands is a part of the filter on requests.
+#[test]
+fn a_policys_filter_is_combined_with_that_of_the_session() {
+    let rules = |header_filters: &[&str]| {
+        let incoming = IncomingGrant {
+            header_filters: header_filters
+                .iter()
+                .map(|text| (*text).to_owned())
+                .collect(),
+            ..IncomingGrant::default()
+        };
+        Rules::parse(&Grant {
+            incoming,
+            ..Grant::default()
+        })
+    };
+    let effective = |header_filters: &[&str], requested: HttpFilter| {
+        let request = SubscribeRequest {
+            filter: Some(requested),
+            ..SubscribeRequest::default()
+        };
+        rules(header_filters)
+            .unwrap()
+            .effective_filter(&request)
+            .unwrap()
+            .unwrap()
+    };
+    let wide = || header("x-user: ada|x-");
+    assert_eq!(effective(&[], wide()), wide());
+    assert_eq!(
+        effective(&["^x-user: "], wide()),
+        all_of(vec![header("^x-user: "), wide()])
+    );
+    assert_eq!(
+        effective(&["^x-user: ", "^x-team: "], path("^/cart")),
+        all_of(vec![
+            header("^x-user: "),
+            header("^x-team: "),
+            path("^/cart")
+        ])
+    );
+    assert!(rules(&["("]).is_err());
 }
 
 #[test]
@@ -141,25 +181,6 @@ fn addresses_are_allowed_and_forbidden() {
 }
 
 #[test]
-fn files_are_hidden_or_read_only() {
-    let rules = Rules::parse(&Grant {
-        files: FilesGrant {
-            read_only: vec!["^/etc/".to_owned()],
-            hidden: vec!["^/etc/shadow$".to_owned(), "\\.key$".to_owned()],
-        },
-        ..Grant::default()
-    })
-    .unwrap();
-    let allow =
-        |path: &str, file_access| rules.files().unwrap().allow(path.as_bytes(), file_access);
-    assert_eq!(allow("/etc/shadow", FileAccess::Read), Err(Errno::NOENT));
-    assert_eq!(allow("/tmp/a.key", FileAccess::Write), Err(Errno::NOENT));
-    assert_eq!(allow("/etc/hosts", FileAccess::Read), Ok(()));
-    assert_eq!(allow("/etc/hosts", FileAccess::Write), Err(Errno::ROFS));
-    assert_eq!(allow("/tmp/a", FileAccess::Write), Ok(()));
-}
-
-#[test]
 fn variables_are_hidden_by_pattern() {
     let rules = Rules::parse(&Grant {
         hidden_variables: vec!["DB_*".to_owned(), "*SECRET*".to_owned(), "HOME".to_owned()],
@@ -176,13 +197,8 @@ fn variables_are_hidden_by_pattern() {
     ] {
         assert_eq!(rules.hides_variable(name.as_bytes()), expected, "{name}");
     }
-    // Nor can they be read as a file.
-    let files = rules.files().unwrap();
-    for path in ["/proc/1/environ", "/proc/self/task/7/environ"] {
-        let allowed = files.allow(path.as_bytes(), FileAccess::Read);
-        assert_eq!(allowed, Err(Errno::NOENT), "{path}");
-    }
-    assert_eq!(files.allow(b"/proc/1/status", FileAccess::Read), Ok(()));
+    assert!(rules.hides_environments());
+    assert!(!Rules::default().hides_environments());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 const MAX_DEPTH: usize = 16;
 
 /// Converts a filter. Fails if it is incomplete, invalid or nested too deeply.
-pub(super) fn convert_filter(request: HttpFilter) -> Result<Filter> {
+pub(crate) fn convert_filter(request: HttpFilter) -> Result<Filter> {
     convert_nested(request, MAX_DEPTH)
 }
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use protocol::rpc::{
-    EarlierSession, EarlierSessions, RedirectCheck, SubscribeEvent, Subscribed, subscribe_event,
+    EarlierSession, EarlierSessions, HttpFilter, RedirectCheck, SubscribeEvent, SubscribeRequest,
+    Subscribed, subscribe_event,
 };
 use splitter::{ClaimedTraffic, OnConflict};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -43,9 +44,11 @@ const OWN_CONFLICT_RETRY_DELAY: Duration = Duration::from_millis(100);
 pub(super) type EventSender = mpsc::Sender<Result<SubscribeEvent, Status>>;
 
 /// Subscribes, and returns the events. The first one confirms the subscription, and dropping the receiver ends it.
+/// `requested_filter` is the session's own filter, without those of the policies.
 pub(super) async fn subscribe(
     connection: &Connection,
     spec: SubscriptionSpec,
+    requested_filter: Option<HttpFilter>,
 ) -> Result<mpsc::Receiver<Result<SubscribeEvent, Status>>> {
     let (events, events_to_session) = mpsc::channel(MAX_BUFFERED_EVENTS);
     let (outcome, started) = oneshot::channel();
@@ -57,6 +60,7 @@ pub(super) async fn subscribe(
         claimed_port: None,
         is_subject_to_rules: connection.access == Access::Session,
         spec,
+        requested_filter,
         events,
         earlier: Vec::new(),
         claimed_since: None,
@@ -80,6 +84,8 @@ struct SubscriptionTask {
     /// Whether this agent enforces the rules for sessions. A peer agent enforces them for the requests that it forwards.
     is_subject_to_rules: bool,
     spec: SubscriptionSpec,
+    /// The session's own filter. The filter in `spec` is combined with those of the policies.
+    requested_filter: Option<HttpFilter>,
     events: EventSender,
     /// The earlier sessions that take precedence, as last reported to the session.
     earlier: Vec<EarlierSession>,
@@ -273,16 +279,22 @@ impl SubscriptionTask {
         result
     }
 
-    /// Waits until the rules no longer allow the subscription.
+    /// Waits until the rules no longer allow the subscription, or only with another filter. The session may subscribe again.
     async fn forbidden(&self) -> Error {
-        match self.is_subject_to_rules {
-            true => {
-                let request = &self.spec.request;
-                let is_allowed = |rules: &Rules| rules.allow_subscription(request);
-                self.agent.until_forbidden(is_allowed).await
-            }
-            false => std::future::pending().await,
+        if !self.is_subject_to_rules {
+            return std::future::pending().await;
         }
+        let requested = SubscribeRequest {
+            filter: self.requested_filter.clone(),
+            ..self.spec.request.clone()
+        };
+        let is_allowed = |rules: &Rules| match rules.effective_filter(&requested)? {
+            filter if filter == self.spec.request.filter => Ok(()),
+            _ => Err(Error::Forbidden(
+                "keep a filter from before its last change; subscribe again",
+            )),
+        };
+        self.agent.until_forbidden(is_allowed).await
     }
 
     /// Emits events until the session unsubscribes, another session takes over the claim, or the rules no longer allow it.

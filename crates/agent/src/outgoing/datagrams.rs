@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::body::Body;
 
+use super::destination;
 use crate::agent::Agent;
 use crate::error::errno_of;
 use crate::grant::Transport;
@@ -89,6 +90,8 @@ impl DatagramSocket for RestrictedSocket {
     }
 
     async fn send(&self, payload: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
+        let own = self.socket.local_addr().ok();
+        let to = to.map(|to| destination(to, own));
         if let Some(to) = to.or(self.peer) {
             let allowed = self.agent.rules().allow_address(Transport::Udp, to);
             allowed.map_err(|_| io::Error::from(Errno::PERM))?;

@@ -10,6 +10,7 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
+mod bypass;
 mod client;
 mod control;
 mod dns;

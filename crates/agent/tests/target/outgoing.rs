@@ -23,7 +23,7 @@ use crate::environment::target;
 
 /// Thousands of connections fill the kernel's loopback queues, which all network namespaces share, and then datagrams are
 /// dropped. A test with many connections takes the write lock, a test that depends on datagrams a read lock.
-static LOOPBACK_LOAD: RwLock<()> = RwLock::const_new(());
+pub(crate) static LOOPBACK_LOAD: RwLock<()> = RwLock::const_new(());
 
 fn to(address: &str) -> http::HeaderMap {
     let connect = TcpConnect {

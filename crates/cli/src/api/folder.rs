@@ -1,17 +1,23 @@
 //! The folder of sockets: `~/.standin/sessions/<id>.sock`.
+//!
+//! Only this user may be able to put sockets into it. A folder that does not exist is created so; an existing one is never
+//! changed, and refused if it is not safe.
 
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::{env, fmt};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::environment::{HOME, SESSIONS_DIR};
 
 const EXTENSION: &str = "sock";
+const STICKY: u32 = 0o1000;
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// The folder with the sockets of this user's sessions.
 #[derive(Debug, Clone)]
@@ -21,15 +27,21 @@ impl Folder {
     /// The given folder, or the default one.
     pub(crate) fn new(given: Option<&Path>) -> Result<Self> {
         if let Some(folder) = given {
-            return Ok(Self(folder.to_path_buf()));
+            return Self::at(folder);
         }
         if let Some(folder) = env::var_os(SESSIONS_DIR) {
-            return Ok(Self(folder.into()));
+            return Self::at(Path::new(&folder));
         }
         let home = env::var_os(HOME).with_context(|| {
             format!("{HOME} is not set, so there is no folder for sessions; set {SESSIONS_DIR}")
         })?;
-        Ok(Self(Path::new(&home).join(".standin/sessions")))
+        Self::at(&Path::new(&home).join(".standin/sessions"))
+    }
+
+    fn at(path: &Path) -> Result<Self> {
+        let path = std::path::absolute(path).with_context(|| path.display().to_string())?;
+        // Without a slash at the end, after which the kernel would follow a symbolic link.
+        Ok(Self(path.components().collect()))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -40,40 +52,73 @@ impl Folder {
         self.0.join(format!("{id}.{EXTENSION}"))
     }
 
-    /// Creates the folder if it does not exist, and makes sure that only the user can access it.
+    /// Creates the folder for this user alone if it does not exist, and otherwise checks it.
     pub(crate) fn create(&self) -> Result<()> {
-        let named = || self.0.display().to_string();
-        let mut builder = DirBuilder::new();
-        builder.recursive(true).mode(0o700);
-        builder.create(&self.0).with_context(named)?;
-        let metadata = fs::metadata(&self.0).with_context(named)?;
-        let own = rustix::process::getuid().as_raw();
-        ensure!(
-            metadata.uid() == own,
-            "{} belongs to another user",
-            self.0.display()
-        );
-        if metadata.mode() & 0o077 != 0 {
-            fs::set_permissions(&self.0, Permissions::from_mode(0o700)).with_context(named)?;
+        if !self.check()? {
+            let mut builder = DirBuilder::new();
+            let created = builder.recursive(true).mode(0o700).create(&self.0);
+            created.with_context(|| self.0.display().to_string())?;
+            self.check()?;
         }
         Ok(())
     }
 
-    /// The ids of all running sessions. Removes stale sockets.
-    pub(crate) fn sessions(&self) -> Vec<String> {
+    /// Fails if other users could put sockets into the folder. Returns whether it exists.
+    pub(crate) fn check(&self) -> Result<bool> {
+        let metadata = match fs::symlink_metadata(&self.0) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            metadata => metadata.with_context(|| self.0.display().to_string())?,
+        };
+        let found = Found {
+            is_symlink: metadata.is_symlink(),
+            is_folder: metadata.is_dir(),
+            owner: metadata.uid(),
+            mode: metadata.mode(),
+        };
+        match found.problem(user()) {
+            None => Ok(true),
+            Some(problem) => bail!(
+                "{self} cannot be the folder of sessions: {problem}. --sessions-dir or {SESSIONS_DIR} names another one"
+            ),
+        }
+    }
+
+    /// The ids of all sockets of this user, also of stale ones.
+    pub(crate) fn ids(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(&self.0) else {
             return Vec::new();
         };
         let mut ids: Vec<String> = entries
             .flatten()
-            .filter_map(|entry| {
-                let path = entry.path();
-                let id = id_of(&path)?;
-                (!is_stale(&path)).then_some(id)
+            .filter(|entry| {
+                let metadata = entry.metadata();
+                metadata.is_ok_and(|found| found.file_type().is_socket() && found.uid() == user())
             })
+            .filter_map(|entry| id_of(&entry.path()))
             .collect();
         ids.sort();
         ids
+    }
+
+    /// The ids of all running sessions. Removes stale sockets.
+    pub(crate) fn sessions(&self) -> Vec<String> {
+        let mut ids = self.ids();
+        ids.retain(|id| !self.remove_if_stale(id));
+        ids
+    }
+
+    /// Removes a socket without a listener. Returns whether there is none any more.
+    pub(crate) fn remove_if_stale(&self, id: &str) -> bool {
+        let path = self.socket(id);
+        match connection_error(&path) {
+            Some(Errno::CONNREFUSED) => {
+                let _ = fs::remove_file(path);
+                true
+            }
+            Some(Errno::NOENT) => true,
+            // `EAGAIN` is a session that accepts nothing at the moment.
+            _ => false,
+        }
     }
 }
 
@@ -81,6 +126,43 @@ impl fmt::Display for Folder {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.display().fmt(formatter)
     }
+}
+
+/// An existing file at the path of the folder.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    is_symlink: bool,
+    is_folder: bool,
+    owner: u32,
+    mode: u32,
+}
+
+impl Found {
+    /// Why it is not safe for this user, and what to do.
+    fn problem(self, user: u32) -> Option<String> {
+        if self.is_symlink {
+            return Some("it is a symbolic link; name the folder that it points to".to_owned());
+        }
+        if !self.is_folder {
+            return Some("it is not a folder".to_owned());
+        }
+        if self.owner != user {
+            let owner = self.owner;
+            return Some(format!("it belongs to another user (uid {owner})"));
+        }
+        // In a folder with the sticky bit others can only add sockets of their own, which are ignored.
+        if self.mode & WRITABLE_BY_OTHERS != 0 && self.mode & STICKY == 0 {
+            let mode = self.mode & 0o7777;
+            return Some(format!(
+                "other users can write to it (its mode is {mode:o}); `chmod go-w` it"
+            ));
+        }
+        None
+    }
+}
+
+fn user() -> u32 {
+    rustix::process::getuid().as_raw()
 }
 
 /// The id of the session with this socket.
@@ -96,39 +178,108 @@ pub(crate) fn is_id(text: &str) -> bool {
     !text.is_empty() && text.len() <= 64 && text.bytes().all(plain)
 }
 
-/// Whether the socket has no listener. It is then removed.
-fn is_stale(path: &Path) -> bool {
-    match UnixStream::connect(path) {
-        Ok(_) => false,
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            let _ = fs::remove_file(path);
-            true
-        }
-        Err(error) => error.kind() == io::ErrorKind::NotFound,
-    }
+/// The error of connecting to a socket. It does not wait: a session that was stopped accepts nothing.
+fn connection_error(path: &Path) -> Option<Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connected = SocketAddrUnix::new(path).and_then(|address| {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &address)
+    });
+    connected.err()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
 
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn mode_of(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
     #[test]
-    fn only_the_user_can_access_the_folder_and_stale_sockets_are_removed() {
+    fn which_folders_are_safe() {
+        let own = Found {
+            is_symlink: false,
+            is_folder: true,
+            owner: 1000,
+            mode: 0o40_700,
+        };
+        #[rustfmt::skip] // A table is read by its columns.
+        let table = [
+            ("our own",                    own,                                            None),
+            ("readable by others",         Found { mode: 0o40_755, ..own },                None),
+            ("writable by our group",      Found { mode: 0o40_775, ..own },                Some("chmod go-w")),
+            ("writable by all",            Found { mode: 0o40_777, ..own },                Some("777")),
+            ("writable by all, sticky",    Found { mode: 0o41_777, ..own },                None),
+            ("root's",                     Found { owner: 0, mode: 0o41_777, ..own },      Some("uid 0")),
+            ("a link",                     Found { is_symlink: true, is_folder: false, ..own }, Some("symbolic link")),
+            ("a file",                     Found { is_folder: false, ..own },              Some("not a folder")),
+        ];
+        for (what, found, expected) in table {
+            let problem = found.problem(1000);
+            match expected {
+                None => assert_eq!(problem, None, "{what}"),
+                Some(text) => assert!(problem.unwrap().contains(text), "{what}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_folder_is_created_for_the_user_alone_and_an_existing_one_never_changed() {
         let parent = tempfile::tempdir().unwrap();
-        let folder = Folder::new(Some(&parent.path().join("a/sessions"))).unwrap();
-        folder.create().unwrap();
-        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
-        folder.create().unwrap();
-        let mode = fs::metadata(folder.path()).unwrap().mode();
-        assert_eq!(mode & 0o777, 0o700);
+        let at = |name: &str| Folder::new(Some(&parent.path().join(name))).unwrap();
+        let created = at("a/sessions");
+        assert!(!created.check().unwrap());
+        created.create().unwrap();
+        assert_eq!(mode_of(created.path()), 0o700);
+
+        for mode in [0o755, 0o1777, 0o777] {
+            set_mode(created.path(), mode);
+            assert_eq!(created.create().is_ok(), mode != 0o777);
+            assert_eq!(mode_of(created.path()), mode);
+        }
+        symlink(created.path(), parent.path().join("link")).unwrap();
+        for name in ["link", "link/"] {
+            let error = at(name).create().unwrap_err().to_string();
+            assert!(error.contains("symbolic link"), "{error}");
+        }
+    }
+
+    #[test]
+    fn stale_sockets_are_removed_and_nothing_else() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = Folder::new(Some(parent.path())).unwrap();
         let _live = UnixListener::bind(folder.socket("live")).unwrap();
         drop(UnixListener::bind(folder.socket("stale")).unwrap());
-        fs::write(folder.path().join("note.txt"), "").unwrap();
+        for name in ["note.txt", "file.sock"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        assert_eq!(folder.ids(), ["live", "stale"]);
         assert_eq!(folder.sessions(), ["live"]);
         assert!(!folder.socket("stale").exists());
-        assert!(folder.path().join("note.txt").exists());
+        assert!(folder.path().join("note.txt").exists() && folder.socket("file").exists());
+    }
+
+    #[test]
+    fn a_session_that_accepts_nothing_delays_nothing() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = Folder::new(Some(parent.path())).unwrap();
+        let listener = UnixListener::bind(folder.socket("stopped")).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        // The queue has room for one connection more than its size.
+        let _first = UnixStream::connect(folder.socket("stopped")).unwrap();
+        let (sender, listed) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(folder.sessions()));
+        let listed = listed.recv_timeout(std::time::Duration::from_secs(10));
+        assert_eq!(listed.unwrap(), ["stopped"]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use config::Effective;
-use monitor::{ConfigValue, Event, PROTOCOL_VERSION, SessionInfo};
+use monitor::{ConfigValue, PROTOCOL_VERSION, SessionInfo};
 use proxy::{Monitor, Signaller};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -128,11 +128,8 @@ impl LocalApi {
     /// Must be called when the program runs.
     pub(super) fn program_started(&self, signaller: Signaller, process: i32) {
         let process = u32::try_from(process).unwrap_or_default();
-        let process_name = processes::name(process);
-        self.context.monitor.emit(Event::LayerConnected {
-            pid: process,
-            process_name,
-        });
+        let monitor = &self.context.monitor;
+        monitor.process_started(process, || crate::process::name(process));
         let program = Program { signaller, process };
         let _ = self.context.program.set(program);
         if self.context.monitor.is_on() {
@@ -146,7 +143,7 @@ impl LocalApi {
         drop(self.socket.take());
         let pid = self.context.program.get().map(|program| program.process);
         if let Some(pid) = pid {
-            self.context.monitor.emit(Event::LayerDisconnected { pid });
+            self.context.monitor.process_ended(pid);
         }
         self.context.ended.send_replace(true);
         let delivered = async {

@@ -4,7 +4,6 @@
 //! both. Signals that are sent to the supervisor alone are forwarded. Neither kind ends the supervisor, which waits for the
 //! exit of the program.
 
-use std::fs;
 use std::io::{PipeReader, Read as _};
 use std::thread;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, raise};
 use proxy::Signaller;
 
-use crate::sys;
+use crate::{process, sys};
 
 const FORWARDED_SIGNALS: &[Signal] = &[
     Signal::SIGHUP,
@@ -69,9 +68,9 @@ fn handle(number: i32, by_terminal: bool, program: &Signaller, process: i32) {
 
 /// Stops this process when the program has stopped, so that the shell gets its terminal back. The SIGCONT that continues
 /// this process is forwarded to the program.
-fn stop_with(process: i32) {
+fn stop_with(program: i32) {
     for _ in 0..MAX_POLLS {
-        match state_of(process) {
+        match process::state(program.cast_unsigned()) {
             Some('T') => {
                 // Stops the process like an uncaught signal of the terminal.
                 sys::release(Signal::SIGTSTP);
@@ -82,27 +81,5 @@ fn stop_with(process: i32) {
             Some(_) => thread::sleep(POLL_INTERVAL),
             None => return,
         }
-    }
-}
-
-fn state_of(process: i32) -> Option<char> {
-    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    state_in(&text)
-}
-
-/// The format is "pid (name) state …", and the name may contain any characters.
-fn state_in(stat: &str) -> Option<char> {
-    stat.rsplit_once(") ")?.1.chars().next()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_state_is_parsed_after_any_process_name() {
-        assert_eq!(state_in("12 (sleep) S 1 12"), Some('S'));
-        assert_eq!(state_in("12 (a) T (b) T 1 12"), Some('T'));
-        assert_eq!(state_in("nonsense"), None);
     }
 }

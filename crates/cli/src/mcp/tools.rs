@@ -113,6 +113,7 @@ async fn perform(folder: &Folder, name: &str, arguments: &Value) -> Result<Value
         "session_events" => events(&client, arguments).await,
         "session_state" => state(&client, arguments).await,
         "session_config" => {
+            client.supported_info().await?;
             let config = client.config().await?.into_iter();
             let set = config.filter(|value| !value.is_default);
             Ok(serde_json::to_value(set.collect::<Vec<_>>())?)
@@ -129,7 +130,7 @@ async fn events(client: &Client, arguments: &Value) -> Result<Value> {
     let after = arguments.get("after").and_then(Value::as_u64);
     let kind = arguments.get("type").and_then(Value::as_str);
     let only_problems = arguments.get("only_problems") == Some(&Value::Bool(true));
-    let last = client.info().await?.counters.events;
+    let last = client.supported_info().await?.counters.events;
     let mut found = Vec::new();
     let mut missed = 0;
     let mut seen = after.unwrap_or(0);
@@ -160,6 +161,7 @@ async fn events(client: &Client, arguments: &Value) -> Result<Value> {
 }
 
 async fn state(client: &Client, arguments: &Value) -> Result<Value> {
+    client.supported_info().await?;
     let mut state = client.state().await?;
     state
         .files

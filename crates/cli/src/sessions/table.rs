@@ -43,6 +43,9 @@ pub(super) fn status(status: Status) -> &'static str {
         Status::Reconnecting => "reconnecting",
         Status::Lost => "lost",
         Status::Ended => "ended",
+        Status::Unresponsive => "unresponsive",
+        Status::OtherVersion => "other version",
+        Status::Unknown => "unknown",
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::{interval, sleep, timeout};
 
 use super::hub::Hub;
-use crate::api::client::Client;
+use crate::api::client::{Client, NoResponse};
 use crate::api::folder::Folder;
 
 /// How often the folder is listed if there is no notification of a change.
@@ -31,9 +31,11 @@ pub(super) fn start(hub: Arc<Hub>, folder: Folder) {
         let changed = changed.ok();
         let followed: Arc<Mutex<HashSet<String>>> = Arc::default();
         loop {
-            for id in folder.sessions() {
-                let is_new = followed.lock().insert(id.clone());
+            for id in folder.ids() {
+                // Sessions that are followed are not connected to again, because one that was stopped accepts nothing.
+                let is_new = !followed.lock().contains(&id) && !folder.remove_if_stale(&id);
                 if is_new {
+                    followed.lock().insert(id.clone());
                     let (hub, folder) = (Arc::clone(&hub), folder.clone());
                     let followed = Arc::clone(&followed);
                     tokio::spawn(async move {
@@ -76,22 +78,29 @@ async fn follow(hub: &Hub, folder: &Folder, id: &str) {
         return;
     };
     let mut last = None;
-    let mut is_added = false;
     while folder.socket(id).exists() {
-        let Ok(info) = client.info().await else {
-            sleep(RETRY_INTERVAL).await;
-            continue;
-        };
-        if is_added {
-            hub.change(info);
-        } else {
-            hub.add(info, client.clone());
-            is_added = true;
+        match client.info().await {
+            Ok(info) => {
+                let is_supported = info.is_supported();
+                hub.put(info, &client);
+                // Nothing else of a session with another version of the API can be read.
+                if is_supported && let Ok(events) = client.events(last).await {
+                    publish(hub, &client, id, events, &mut last).await;
+                    sleep(RETRY_INTERVAL).await;
+                    continue;
+                }
+            }
+            Err(_) if folder.remove_if_stale(id) => return,
+            Err(error) => note_unresponsive(hub, &client, &error),
         }
-        if let Ok(events) = client.events(last).await {
-            publish(hub, &client, id, events, &mut last).await;
-        }
-        sleep(RETRY_INTERVAL).await;
+        sleep(INFO_INTERVAL).await;
+    }
+}
+
+fn note_unresponsive(hub: &Hub, client: &Client, error: &anyhow::Error) {
+    match error.downcast_ref::<NoResponse>() {
+        Some(reason) => hub.unresponsive(client, reason),
+        None => tracing::debug!(%error, "session not read"),
     }
 }
 
@@ -108,8 +117,9 @@ async fn publish(
         let messages = tokio::select! {
             messages = events.next() => messages,
             _ = info_interval.tick() => {
-                if let Ok(info) = client.info().await {
-                    hub.change(info);
+                match client.info().await {
+                    Ok(info) => hub.put(info, client),
+                    Err(error) => note_unresponsive(hub, client, &error),
                 }
                 continue;
             }

@@ -3,26 +3,50 @@
 //! Every request must name this server in `Host`, which prevents DNS rebinding. If it has an `Origin`, that must be the own
 //! page. It must have the token, in the URL, the cookie or the `Authorization` header. Requests that change something must
 //! have an `Origin`.
+//!
+//! A browser is opened with a code instead of the token, because other users can read the arguments of programs. The code
+//! is exchanged for the cookie, once, for a client of this user.
 
-use axum::extract::{Request, State};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, HOST, HeaderName, HeaderValue,
-    ORIGIN, REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    LOCATION, ORIGIN, REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
-use super::Shared;
+use super::{Shared, peer};
 
 const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
-#[derive(Debug)]
+/// The port that URLs and headers omit.
+const HTTP_PORT: u16 = 80;
+/// How long a browser has to start and to redeem its code.
+const CODE_TTL: Duration = Duration::from_secs(120);
+
 pub(super) struct Guard {
-    port: u16,
+    address: SocketAddr,
     token: String,
+    /// The code that a browser was opened with, until it is redeemed.
+    code: Mutex<Option<(String, Instant)>>,
     policy: HeaderValue,
+}
+
+/// Not derived: the token is a secret.
+impl std::fmt::Debug for Guard {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut debug = formatter.debug_struct("Guard");
+        debug
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Why a request is rejected.
@@ -38,27 +62,45 @@ enum Refusal {
 enum TokenSource {
     Url,
     Header,
+    /// A code was redeemed.
+    Code,
 }
 
 impl Guard {
-    pub(super) fn new(port: u16, is_development: bool) -> Self {
-        let token = format!("{:032x}", rand::random::<u128>());
-        let policy = policy(port, is_development);
+    pub(super) fn new(address: SocketAddr, is_development: bool) -> Self {
+        let policy = policy(address.port(), is_development);
         Self {
-            port,
-            token,
+            address,
+            token: new_secret(),
+            code: Mutex::default(),
             policy: HeaderValue::from_str(&policy)
                 .unwrap_or_else(|_| HeaderValue::from_static("default-src 'none'")),
         }
     }
 
+    /// The address with the token.
     pub(super) fn url(&self) -> String {
-        format!("http://localhost:{}/?token={}", self.port, self.token)
+        format!("{}/?token={}", self.origin(), self.token)
+    }
+
+    /// An address that works once and soon. An earlier one no longer works.
+    pub(super) fn url_with_code(&self) -> String {
+        let code = new_secret();
+        let url = format!("{}/?code={code}", self.origin());
+        *self.code.lock() = Some((code, Instant::now() + CODE_TTL));
+        url
+    }
+
+    fn origin(&self) -> String {
+        match self.address.port() {
+            HTTP_PORT => "http://localhost".to_owned(),
+            port => format!("http://localhost:{port}"),
+        }
     }
 
     /// The name contains the port, because cookies are shared by all ports of a host, and several servers may run.
     fn cookie_name(&self) -> String {
-        format!("standin-{}", self.port)
+        format!("standin-{}", self.address.port())
     }
 
     fn cookie(&self) -> Option<HeaderValue> {
@@ -72,12 +114,10 @@ impl Guard {
         method: &Method,
         uri: &Uri,
         headers: &HeaderMap,
+        is_own: impl FnOnce() -> bool,
     ) -> Result<TokenSource, Refusal> {
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-        let port = self.port;
-        let host = text(HOST).filter(|host| {
-            *host == format!("localhost:{port}") || *host == format!("127.0.0.1:{port}")
-        });
+        let host = text(HOST).filter(|host| self.is_host(host));
         let host = host.ok_or(Refusal::OtherHost)?;
         let is_upgrade = headers.contains_key("upgrade");
         let needs_origin = is_upgrade || !matches!(*method, Method::GET | Method::HEAD);
@@ -88,11 +128,7 @@ impl Guard {
             None if needs_origin => return Err(Refusal::OtherOrigin),
             _ => {}
         }
-        let in_url = uri.query().and_then(|query| {
-            let mut pairs = query.split('&');
-            pairs.find_map(|pair| pair.strip_prefix("token="))
-        });
-        if in_url.is_some_and(|token| self.is_token(token)) {
+        if parameter(uri, "token").is_some_and(|token| self.is_token(token)) {
             return Ok(TokenSource::Url);
         }
         let name = self.cookie_name();
@@ -107,15 +143,61 @@ impl Guard {
         if in_cookie || bearer.is_some_and(|token| self.is_token(token)) {
             return Ok(TokenSource::Header);
         }
-        Err(Refusal::NoToken)
+        match parameter(uri, "code").is_some_and(|code| self.redeem(code, is_own)) {
+            true => Ok(TokenSource::Code),
+            false => Err(Refusal::NoToken),
+        }
     }
 
-    /// Compares in constant time.
-    fn is_token(&self, text: &str) -> bool {
-        let (ours, theirs) = (self.token.as_bytes(), text.as_bytes());
-        let differs = |sum: u8, (one, other): (&u8, &u8)| sum | (one ^ other);
-        ours.len() == theirs.len() && ours.iter().zip(theirs).fold(0, differs) == 0
+    fn is_host(&self, host: &str) -> bool {
+        let port = self.address.port();
+        let (name, of_header) = match host.rsplit_once(':') {
+            Some((name, of_header)) => (name, Some(of_header)),
+            None => (host, None),
+        };
+        let is_port = match of_header {
+            Some(of_header) => of_header == port.to_string(),
+            None => port == HTTP_PORT,
+        };
+        is_port && (name == "localhost" || name == "127.0.0.1")
     }
+
+    /// Whether this is the code, which is then worthless. A client of another user cannot redeem it.
+    fn redeem(&self, text: &str, is_own: impl FnOnce() -> bool) -> bool {
+        let mut code = self.code.lock();
+        let is_code = code
+            .as_ref()
+            .is_some_and(|(code, end)| is_same(code, text) && Instant::now() < *end);
+        let is_redeemed = is_code && is_own();
+        if is_redeemed {
+            *code = None;
+        }
+        is_redeemed
+    }
+
+    fn is_token(&self, text: &str) -> bool {
+        is_same(&self.token, text)
+    }
+}
+
+fn new_secret() -> String {
+    format!("{:032x}", rand::random::<u128>())
+}
+
+/// Compares in constant time.
+fn is_same(ours: &str, theirs: &str) -> bool {
+    let (ours, theirs) = (ours.as_bytes(), theirs.as_bytes());
+    let differs = |sum: u8, (one, other): (&u8, &u8)| sum | (one ^ other);
+    ours.len() == theirs.len() && ours.iter().zip(theirs).fold(0, differs) == 0
+}
+
+/// A parameter of the query.
+fn parameter<'uri>(uri: &'uri Uri, name: &str) -> Option<&'uri str> {
+    let mut pairs = uri
+        .query()?
+        .split('&')
+        .filter_map(|pair| pair.split_once('='));
+    pairs.find_map(|(key, value)| (key == name).then_some(value))
 }
 
 /// The content security policy: all resources only from this server. A development server needs more.
@@ -138,13 +220,17 @@ fn policy(port: u16, is_development: bool) -> String {
 
 pub(super) async fn check(State(shared): State<Shared>, request: Request, next: Next) -> Response {
     let guard = &shared.guard;
-    let authenticated = guard.authenticate(request.method(), request.uri(), request.headers());
+    let client: Option<&ConnectInfo<SocketAddr>> = request.extensions().get();
+    let is_own = || client.is_some_and(|client| peer::is_own(client.0, guard.address));
+    let (method, uri, headers) = (request.method(), request.uri(), request.headers());
+    let authenticated = guard.authenticate(method, uri, headers, is_own);
     let mut response = match authenticated {
+        Ok(TokenSource::Code) => (StatusCode::SEE_OTHER, [(LOCATION, "/")]).into_response(),
         Ok(_) => next.run(request).await,
         Err(refusal) => refuse(refusal),
     };
     let headers = response.headers_mut();
-    if authenticated == Ok(TokenSource::Url)
+    if matches!(authenticated, Ok(TokenSource::Url | TokenSource::Code))
         && let Some(cookie) = guard.cookie()
     {
         headers.insert(SET_COOKIE, cookie);
@@ -195,12 +281,59 @@ mod tests {
             let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
             map.append(name, value.parse().unwrap());
         }
-        guard.authenticate(method, &uri.parse().unwrap(), &map)
+        guard.authenticate(method, &uri.parse().unwrap(), &map, || true)
+    }
+
+    fn guard(port: u16) -> Guard {
+        Guard::new(SocketAddr::from(([127, 0, 0, 1], port)), false)
+    }
+
+    #[test]
+    fn the_port_of_http_is_in_no_header() {
+        let guard = guard(80);
+        assert!(guard.url().starts_with("http://localhost/?token="));
+        let bearer = format!("Bearer {}", guard.token);
+        let bearer = ("authorization", bearer.as_str());
+        let post = |host, origin| {
+            let headers = [bearer, ("host", host), ("origin", origin)];
+            authenticate(&guard, &Method::POST, "/api", &headers)
+        };
+        let accepted = Ok(TokenSource::Header);
+        assert_eq!(post("localhost", "http://localhost"), accepted);
+        assert_eq!(post("127.0.0.1", "http://127.0.0.1"), accepted);
+        assert_eq!(post("localhost:80", "http://localhost:80"), accepted);
+        assert_eq!(
+            post("evil.example", "http://evil.example"),
+            Err(Refusal::OtherHost)
+        );
+        assert_eq!(
+            post("localhost", "http://localhost:81"),
+            Err(Refusal::OtherOrigin)
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_code_is_redeemed_once_in_time_and_by_its_user() {
+        let guard = guard(5000);
+        let headers = HeaderMap::from_iter([(HOST, HeaderValue::from_static("localhost:5000"))]);
+        let get = |url: &str, is_own: bool| {
+            let uri = url.parse().unwrap();
+            guard.authenticate(&Method::GET, &uri, &headers, || is_own)
+        };
+        let url = guard.url_with_code();
+        assert!(!url.contains(&guard.token));
+        assert_eq!(get("/?code=", true), Err(Refusal::NoToken));
+        assert_eq!(get(&url, false), Err(Refusal::NoToken));
+        assert_eq!(get(&url, true), Ok(TokenSource::Code));
+        assert_eq!(get(&url, true), Err(Refusal::NoToken));
+        let late = guard.url_with_code();
+        tokio::time::advance(CODE_TTL).await;
+        assert_eq!(get(&late, true), Err(Refusal::NoToken));
     }
 
     #[test]
     fn requests_need_the_host_the_origin_and_the_token() {
-        let guard = Guard::new(5000, false);
+        let guard = guard(5000);
         let cookie = format!("other=1; standin-5000={}", guard.token);
         let with_token = format!("/?x=1&token={}", guard.token);
         let bearer = format!("Bearer {}", guard.token);

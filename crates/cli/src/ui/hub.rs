@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::broadcast;
 
-use crate::api::client::Client;
+use crate::api::client::{Client, NoResponse};
 
 /// How many events of a session are kept for browsers that connect later.
 const MAX_EVENTS: usize = 2000;
@@ -98,8 +98,26 @@ impl Hub {
         }
     }
 
-    pub(super) fn add(&self, info: SessionInfo, client: Client) {
-        self.insert(info, VecDeque::new(), Source::Session(client));
+    /// Adds a session, or updates its info.
+    pub(super) fn put(&self, info: SessionInfo, client: &Client) {
+        if self.find(&info.session_id).is_some() {
+            self.change(info);
+        } else {
+            self.insert(info, VecDeque::new(), Source::Session(client.clone()));
+        }
+    }
+
+    /// A session does not respond. What was read before is kept.
+    pub(super) fn unresponsive(&self, client: &Client, reason: &NoResponse) {
+        let unresponsive = client.unresponsive(reason);
+        let info = match self.find(&unresponsive.session_id) {
+            Some((before, _)) => SessionInfo {
+                health: unresponsive.health,
+                ..before
+            },
+            None => unresponsive,
+        };
+        self.put(info, client);
     }
 
     pub(super) fn add_recording(&self, recording: Recording) {
@@ -138,7 +156,7 @@ impl Hub {
     }
 
     /// Updates the info of a session, and publishes it if it has changed.
-    pub(super) fn change(&self, info: SessionInfo) {
+    fn change(&self, info: SessionInfo) {
         let mut sessions = self.sessions.lock();
         if let Some(session) = sessions.get_mut(&info.session_id)
             && session.info != info

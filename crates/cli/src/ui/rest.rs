@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::Shared;
 use super::hub::Source;
+use crate::api::client::NoResponse;
 use crate::sessions::hide_values;
 
 /// All details of a session except its events.
@@ -33,15 +34,16 @@ pub(super) async fn detail(State(shared): State<Shared>, Path(id): Path<String>)
         Source::Recording(recording) => Ok((info, recording.0.clone(), recording.1.clone())),
         Source::Session(client) => {
             async {
+                let info = client.supported_info().await?;
                 let (state, config) = (client.state().await?, client.config().await?);
-                let info = client.info().await?;
                 anyhow::Ok((info, state, config))
             }
             .await
         }
     };
-    let Ok((info, mut state, config)) = details else {
-        return not_found(&id);
+    let (info, mut state, config) = match details {
+        Ok(details) => details,
+        Err(error) => return failed(&error),
     };
     if !shared.hub.shows_values {
         hide_values(&mut state);
@@ -64,23 +66,28 @@ pub(super) async fn kill(State(shared): State<Shared>, Path(id): Path<String>) -
         }
         Some((_, Source::Session(client))) => match client.kill().await {
             Ok(()) => (StatusCode::ACCEPTED, Json(json!({"status": "ending"}))).into_response(),
-            Err(error) => {
-                let message = json!({"error": format!("{error:#}")});
-                (StatusCode::BAD_GATEWAY, Json(message)).into_response()
-            }
+            Err(error) => failed(&error),
         },
     }
 }
 
 pub(super) async fn version(State(shared): State<Shared>) -> Response {
-    let through_operator = shared.hub.infos().iter().any(|info| info.is_operator);
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "protocol_version": PROTOCOL_VERSION,
         "licence": env!("CARGO_PKG_LICENSE"),
-        "operator": through_operator,
+        "operator": shared.operator.status(),
     }))
     .into_response()
+}
+
+/// The response if a session that exists could not be read or ended.
+fn failed(error: &anyhow::Error) -> Response {
+    let status = match error.is::<NoResponse>() {
+        true => StatusCode::GATEWAY_TIMEOUT,
+        false => StatusCode::BAD_GATEWAY,
+    };
+    (status, Json(json!({"error": format!("{error:#}")}))).into_response()
 }
 
 fn not_found(id: &str) -> Response {

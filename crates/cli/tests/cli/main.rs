@@ -11,6 +11,7 @@
 //! - `containers`: podman containers as targets
 //! - `build_tools`: programs outside of the session, in a directory of the target
 //! - `monitor`: sessions that are monitored, recorded and ended by another process
+//! - `ui`: the server of the page
 //! - `magic`: the `magic` settings, with the tools that they are for
 //! - `unprivileged`: a user without any rights
 //! - `support`, `terminal`: shared helpers
@@ -33,5 +34,6 @@ mod settings;
 mod start_failures;
 mod support;
 mod terminal;
+mod ui;
 mod unprivileged;
 mod user_errors;

@@ -3,13 +3,16 @@
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Stdio;
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::support::{RunningSession, Service, Standin, Target, is_alive, wait_until};
+use crate::support::{
+    HttpResponse, RunningSession, Service, Standin, Target, is_alive, wait_until,
+};
 
 /// Starts a process that ignores SIGTERM, and prints its id.
 const STUBBORN: &str = "cat /etc/hostname /nothing-here; bash -c 'trap \"\" TERM; while :; do sleep 0.1; done' & echo child $! >&2; \
@@ -104,6 +107,115 @@ fn without_the_api_there_is_no_socket_and_stale_ones_are_removed() {
     let listed = standin.run(["sessions", "--json"]);
     assert_eq!(listed.stdout.trim(), "[]");
     assert!(sockets(&standin).is_empty());
+}
+
+#[test]
+fn the_socket_is_an_http_server_and_removed_when_the_session_is_killed() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let config = standin.write("config.json", "{}");
+    let options = ["-f", config.to_str().unwrap()];
+    let script = "echo here >&2; sleep 3600";
+    let mut session = RunningSession::start(standin.session(&target.name(), &options, script));
+    session.wait_for_output("here");
+    let get = |path: &str| {
+        let mut socket = UnixStream::connect(sockets(&standin).remove(0)).unwrap();
+        HttpResponse::get(&mut socket, "session", path, "Accept: */*")
+    };
+    let health = get("/health");
+    assert_eq!(
+        (health.status, health.json()),
+        (200, json!({"status": "healthy"}))
+    );
+    assert_eq!(get("/info").json()["config_path"], config.to_str().unwrap());
+    assert_eq!(get("/nothing").status, 404);
+    assert!(!listens_on_tcp(session.id()));
+    session.signal(Signal::SIGKILL);
+    wait_until("the socket is removed", || sockets(&standin).is_empty());
+}
+
+/// Whether the process has a TCP socket that listens.
+fn listens_on_tcp(process: u32) -> bool {
+    let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/net/{table}")));
+    let tables = tables.into_iter().flatten().collect::<String>();
+    let rows = tables.lines().map(|line| line.split_whitespace());
+    let listeners =
+        rows.filter_map(|mut fields| (fields.nth(3)? == "0A").then(|| fields.nth(5))?);
+    let listeners: Vec<String> = listeners.map(|inode| format!("socket:[{inode}]")).collect();
+    let descriptors = fs::read_dir(format!("/proc/{process}/fd"))
+        .unwrap()
+        .flatten();
+    let mut files = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+    files.any(|file| {
+        listeners
+            .iter()
+            .any(|listener| file.as_os_str() == listener.as_str())
+    })
+}
+
+#[test]
+fn a_session_without_its_socket_runs() {
+    let (standin, target) = (Standin::new(), Target::new());
+    standin.write("sessions", "a file");
+    let ended = RunningSession::start(standin.session(&target.name(), &[], "exit 7")).wait();
+    let warning = [
+        "the session continues without its socket",
+        "it is not a folder",
+    ];
+    ended.expect(7).expect_stderr(&warning);
+}
+
+/// Runs a program that exits at once, and a subshell that executes no program, and waits for both.
+const SHORT_LIVED: &str = "/bin/true; (exit 3); /bin/true; echo here >&2; sleep 3600";
+
+#[test]
+fn short_lived_processes_are_reported_though_there_is_no_subscriber() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let mut session = RunningSession::start(standin.session(&target.name(), &[], SHORT_LIVED));
+    session.wait_for_output("here");
+    let id = json_of(&standin, &["sessions", "--json"])[0]["session_id"].clone();
+    let events = standin.run(["session", id.as_str().unwrap(), "events", "--json"]);
+    let events: Vec<Value> = events
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let of_type = |kind: &str| {
+        let found = events.iter().filter(move |event| event["type"] == kind);
+        found.cloned().collect::<Vec<_>>()
+    };
+    let started = of_type("LayerConnected");
+    let names: Vec<_> = started.iter().map(|event| &event["process_name"]).collect();
+    // The shell itself, and `sleep` if it runs already.
+    assert_eq!(names[..4], ["bash", "true", "bash", "true"]);
+    let ended: Vec<_> = of_type("LayerDisconnected");
+    let ended: Vec<_> = ended.iter().map(|event| &event["pid"]).collect();
+    let expected: Vec<_> = started[1..4].iter().map(|event| &event["pid"]).collect();
+    assert_eq!(ended, expected);
+}
+
+#[test]
+fn local_and_refused_paths_are_counted_once() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let (local, hidden) = (
+        standin.write("here/file", "x"),
+        standin.write("hidden/file", "x"),
+    );
+    let rules =
+        json!({"feature": {"fs": {"local": ["/here/file$"], "not_found": ["/hidden/file$"]}}});
+    let config = standin.write("config.json", rules.to_string());
+    let (local, hidden) = (local.to_str().unwrap(), hidden.to_str().unwrap());
+    let script = format!("cat {local} {hidden}; echo here >&2; sleep 3600");
+    let options = ["-f", config.to_str().unwrap()];
+    let mut session = RunningSession::start(standin.session(&target.name(), &options, &script));
+    session.wait_for_output("here");
+    let id = json_of(&standin, &["sessions", "--json"])[0]["session_id"].clone();
+    let state = json_of(&standin, &["session", id.as_str().unwrap(), "state"]);
+    let rows = state["files"].as_array().unwrap();
+    for (path, side) in [(local, "local"), (hidden, "refused")] {
+        let of_path = rows.iter().filter(|row| row["path"] == path);
+        let counts = of_path.map(|row| (row["side"].as_str().unwrap(), row["operations"].as_u64()));
+        assert_eq!(counts.collect::<Vec<_>>(), [(side, Some(1))], "{path}");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Helpers of the tests: programs, targets, and waiting for conditions.
 
 use std::ffi::OsStr;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
@@ -154,6 +154,47 @@ impl ProcessOutput {
     }
 }
 
+/// A response of an HTTP server.
+#[derive(Debug)]
+pub(crate) struct HttpResponse {
+    pub(crate) status: u16,
+    head: String,
+    pub(crate) body: String,
+}
+
+impl HttpResponse {
+    /// Sends a request on a connection of its own.
+    pub(crate) fn get(
+        stream: &mut (impl Read + Write),
+        host: &str,
+        path: &str,
+        header: &str,
+    ) -> Self {
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{header}\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        HttpResponse {
+            status,
+            head: head.to_owned(),
+            body: body.to_owned(),
+        }
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let mut fields = self.head.lines().filter_map(|line| line.split_once(": "));
+        fields.find_map(|(key, value)| key.eq_ignore_ascii_case(name).then_some(value))
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
 /// A target process. It ends with the test.
 pub(crate) struct Target(Child);
 
@@ -209,11 +250,18 @@ impl Service {
         format!("process/{}", self.0.id())
     }
 
+    /// A command in the network namespace of the service.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--net", "--target", &self.0.id().to_string(), program]);
+        command
+    }
+
     /// The output of a client in the network namespace of the service.
     pub(crate) fn run_client(&self, client: &[&str]) -> String {
-        let mut command = Command::new("nsenter");
-        command.args(["--net", "--target", &self.0.id().to_string()]);
-        let ended = ProcessOutput::from(command.args(client).output().unwrap());
+        let (program, arguments) = client.split_first().unwrap();
+        let mut command = self.command(program);
+        let ended = ProcessOutput::from(command.args(arguments).output().unwrap());
         ended.expect(0);
         ended.stdout
     }
@@ -285,6 +333,13 @@ impl RunningSession {
 
     pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(i32::try_from(self.id()).unwrap()), signal).unwrap();
+    }
+
+    /// Whether a signal has stopped the process.
+    pub(crate) fn is_stopped(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.id())).unwrap();
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with('T'))
     }
 
     /// The agent that was started for the session.

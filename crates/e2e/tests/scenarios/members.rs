@@ -91,6 +91,8 @@ async fn one_session_covers_the_members(scenario: &Scenario<'_>) -> Result<()> {
     members_are_shown(&hub, &west, &clusters).await?;
     tokens_renew_themselves(&hub, &clusters, &first, &values).await?;
     a_session_covers_both(&hub, &east, &west).await?;
+    a_refused_child_is_shown(&hub, &east, &west).await?;
+    members_change_without_a_restart(&hub, &values).await?;
     a_removed_credential_is_shown(&hub, &west, &clusters).await?;
     hub.uninstall()?;
     east.uninstall()?;
@@ -186,6 +188,7 @@ async fn members_are_shown(hub: &Operator, west: &Operator, clusters: &OwnCluste
         error.contains("mirrord-cluster-west does not exist"),
         "{error}"
     );
+    a_certificate_of_another_name_is_shown(hub, west, clusters).await?;
     create_certificate(hub, west, clusters)?;
     until("the second member to be connected", async || {
         let object = hub.object()?;
@@ -194,6 +197,40 @@ async fn members_are_shown(hub: &Operator, west: &Operator, clusters: &OwnCluste
             .then_some(()))
     })
     .await
+}
+
+/// A certificate whose name the member's chart does not expect, although its administrator has bound it to the roles.
+async fn a_certificate_of_another_name_is_shown(
+    hub: &Operator,
+    west: &Operator,
+    clusters: &OwnClusters,
+) -> Result<()> {
+    let roles = ["mirrord-operator-envoy", "mirrord-operator-envoy-remote"];
+    for role in roles {
+        let (binding, role) = (format!("other-{role}"), format!("--clusterrole={role}"));
+        let binding = [
+            "create",
+            "clusterrolebinding",
+            &binding,
+            &role,
+            "--user=other",
+        ];
+        west.namespace.kubectl(&binding)?;
+    }
+    certificate_secret(hub, &credential::certificate(clusters, "west", "other")?)?;
+    until("the member to be shown with its refusal", async || {
+        let error = member_of(&hub.object()?, "west")["error"].to_string();
+        let is_shown = error.contains("the member refuses sessions of this operator");
+        ensure!(is_shown, "{error}");
+        Ok(Some(()))
+    })
+    .await?;
+    for role in roles {
+        let binding = format!("other-{role}");
+        west.namespace
+            .kubectl(&["delete", "clusterrolebinding", &binding])?;
+    }
+    Ok(())
 }
 
 fn create_certificate(hub: &Operator, west: &Operator, clusters: &OwnClusters) -> Result<()> {
@@ -219,7 +256,7 @@ fn certificate_secret(hub: &Operator, (chain, key): &(String, String)) -> Result
     ))
 }
 
-/// The first token expires, a chart upgrade sets it again, and the member stays connected.
+/// The first token expires, a chart upgrade is without it, and the member stays connected.
 async fn tokens_renew_themselves(
     hub: &Operator,
     clusters: &OwnClusters,
@@ -244,7 +281,11 @@ async fn tokens_renew_themselves(
             .then_some(()))
     })
     .await?;
-    hub.helm("upgrade", values)?;
+    let mut values = values.clone();
+    let entry = &mut values["operator"]["multiCluster"]["clusters"]["east"];
+    let entry = entry.as_object_mut().context("no member")?;
+    entry.remove("bearerToken");
+    hub.helm("upgrade", &values)?;
     hub.namespace
         .kubectl(&["rollout", "restart", "deployment/mirrord-operator"])?;
     hub.wait_until_available()?;
@@ -263,8 +304,116 @@ async fn tokens_renew_themselves(
     Ok(())
 }
 
-async fn a_session_covers_both(hub: &Operator, east: &Operator, west: &Operator) -> Result<()> {
+/// While the Primary may not create sessions in west, the status of its session says so. Then the session starts.
+async fn a_refused_child_is_shown(hub: &Operator, east: &Operator, west: &Operator) -> Result<()> {
+    let role = "mirrord-operator-envoy-remote";
+    let verbs = "--output=jsonpath={.rules[0].verbs}";
+    let verbs = west
+        .namespace
+        .kubectl(&["get", "clusterrole", role, verbs])?;
+    let verbs: Vec<String> = serde_json::from_str(&verbs)?;
+    let set_verbs = |verbs: &[String]| {
+        let patch = json!([{"op": "replace", "path": "/rules/0/verbs", "value": verbs}]);
+        let patch = patch.to_string();
+        let patch = [
+            "patch",
+            "clusterrole",
+            role,
+            "--type=json",
+            "--patch",
+            &patch,
+        ];
+        west.namespace.kubectl(&patch)
+    };
+    let others: Vec<String> = verbs
+        .iter()
+        .filter(|verb| *verb != "create")
+        .cloned()
+        .collect();
+    set_verbs(&others)?;
     let identity = Identity::generate()?;
+    let session = session(hub, SessionId(ID.0 + 1), &identity)?;
+    let name = format!("mc-{}", SessionId(ID.0 + 1));
+    let shown = async {
+        until("the parent to show why west is missing", async || {
+            let error = "--output=jsonpath={.status.clusterSessions.west.error}";
+            let error = hub.namespace.kubectl(&["get", "mmcs", &name, error])?;
+            let is_shown = error.contains("its session cannot be created there")
+                && error.contains("cannot create resource");
+            ensure!(is_shown, "{error}");
+            Ok(Some(()))
+        })
+        .await?;
+        set_verbs(&verbs)
+    };
+    let (connection, shown) = tokio::join!(session.connect(), shown);
+    shown?;
+    let connection = connection?;
+    ready_endpoints(&connection, 4).await?;
+    let error = "--output=jsonpath={.status.clusterSessions.west.error}";
+    let error = hub.namespace.kubectl(&["get", "mmcs", &name, error])?;
+    ensure!(error.is_empty(), "{error}");
+    connection.end_session();
+    wait_until_no_session_is_left(&[hub, east, west]).await
+}
+
+/// An administrator removes a member in the ConfigMap, and adds it again. The operator's pods stay the same.
+async fn members_change_without_a_restart(hub: &Operator, values: &Value) -> Result<()> {
+    let pods = || {
+        let pods = [
+            "get",
+            "pods",
+            "--output=name",
+            "--selector=app.kubernetes.io/component=operator",
+        ];
+        hub.namespace.kubectl(&pods)
+    };
+    let before = pods()?;
+    for names in [&["east"][..], &["east", "west"]] {
+        configure_members(hub, values, names)?;
+        until(&format!("the members {names:?}"), async || {
+            let object = hub.object()?;
+            let members = object["status"]["connected_clusters"].as_array();
+            let members = members.into_iter().flatten();
+            let connected = members.filter(|member| member["connected"].is_object());
+            let connected: Vec<_> = connected.map(|member| member["name"].clone()).collect();
+            ensure!(connected == names, "{object}");
+            Ok(Some(()))
+        })
+        .await?;
+    }
+    ensure!(pods()? == before, "the operator was restarted");
+    Ok(())
+}
+
+/// Writes the ConfigMap with these members. JSON is YAML.
+fn configure_members(hub: &Operator, values: &Value, names: &[&str]) -> Result<()> {
+    let mut configuration = values["operator"]["multiCluster"].clone();
+    let members = configuration["clusters"].take();
+    let members = names.iter().map(|name| {
+        let mut member = members[*name].clone();
+        let entries = member.as_object_mut().context("no member")?;
+        entries.remove("bearerToken");
+        entries.insert("name".to_owned(), json!(name));
+        Ok(member)
+    });
+    configuration["clusters"] = members.collect::<Result<Value>>()?;
+    configuration
+        .as_object_mut()
+        .context("no configuration")?
+        .remove("enabled");
+    let patch = json!({"data": {"clusters-config.yaml": configuration.to_string()}}).to_string();
+    let patch = [
+        "patch",
+        "configmap",
+        "mirrord-operator-clusters",
+        "--patch",
+        &patch,
+    ];
+    hub.namespace.kubectl(&patch).map(drop)
+}
+
+fn session(hub: &Operator, id: SessionId, identity: &Identity) -> Result<OperatorSession> {
     let cluster = Cluster::new(hub.namespace.cluster.kube.clone(), SHOP);
     let parameters = ConnectParameters {
         connect: true,
@@ -272,8 +421,13 @@ async fn a_session_covers_both(hub: &Operator, east: &Operator, west: &Operator)
         ..ConnectParameters::default()
     };
     let target = "deployment/web".parse()?;
-    let session = OperatorSession::new(&cluster, SHOP, &target, &parameters, ID, &identity)
-        .with_client_names("Anna", "laptop");
+    let session = OperatorSession::new(&cluster, SHOP, &target, &parameters, id, identity);
+    Ok(session.with_client_names("Anna", "laptop"))
+}
+
+async fn a_session_covers_both(hub: &Operator, east: &Operator, west: &Operator) -> Result<()> {
+    let identity = Identity::generate()?;
+    let session = session(hub, ID, &identity)?;
     let connection = session.connect().await?;
     let endpoints = ready_endpoints(&connection, 4).await?;
     let clusters: BTreeSet<_> = endpoints

@@ -26,7 +26,8 @@ use tokio_util::io::{InspectReader, InspectWriter};
 use super::ports::PortTracker;
 use crate::Shared;
 use crate::authorize::revocation::Authorization;
-use crate::metrics::DirectionLabels;
+use crate::metrics::{DirectionLabels, Metrics};
+use crate::unconfirmed::{SessionAgent, StoppedAgents, UNCONFIRMED};
 
 /// The default interval at which the session's object records that the client is connected.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
@@ -186,15 +187,10 @@ impl Relay {
             Ok(address) => address,
             Err(reason) => return channel.refuse(&reason),
         };
-        let shared = Arc::clone(&self.shared);
+        let (shared, agent) = (Arc::clone(&self.shared), (self.name.clone(), endpoint));
         tokio::spawn(async move {
-            match connect_to_agent(address).await {
-                // The client and the agent handle the end of the connection.
-                Ok(agent) => drop(relay_bytes(&shared, channel, agent).await),
-                Err(error) => {
-                    channel.refuse(&format!("the agent at {address} is unreachable: {error}"));
-                }
-            }
+            let (metrics, stopped) = (&shared.metrics, &shared.stopped_agents);
+            relay_to_agent(metrics, stopped, &agent, address, channel).await;
         });
     }
 
@@ -271,7 +267,32 @@ pub(crate) fn address_of(
         .ok_or_else(not_yet)
 }
 
-pub(crate) async fn connect_to_agent(address: SocketAddr) -> io::Result<TcpStream> {
+/// Relays a client's channel to an agent, unless or until its traffic is stopped.
+pub(crate) async fn relay_to_agent(
+    metrics: &Metrics,
+    stopped: &StoppedAgents,
+    agent: &SessionAgent,
+    address: SocketAddr,
+    channel: Channel,
+) {
+    if stopped.contains(agent) {
+        return channel.refuse(UNCONFIRMED);
+    }
+    let stream = match connect_to_agent(address).await {
+        Ok(stream) => stream,
+        Err(error) => {
+            return channel.refuse(&format!("the agent at {address} is unreachable: {error}"));
+        }
+    };
+    tokio::select! {
+        // The client and the agent handle the end of the connection.
+        relayed = relay_bytes(metrics, channel, stream) => drop(relayed),
+        // Both connections are closed. The client's next channel is refused.
+        () = stopped.until_stopped(agent) => {}
+    }
+}
+
+async fn connect_to_agent(address: SocketAddr) -> io::Result<TcpStream> {
     let began = Instant::now();
     loop {
         let attempt = timeout(ATTEMPT_TIMEOUT, TcpStream::connect(address)).await;
@@ -288,12 +309,12 @@ pub(crate) async fn connect_to_agent(address: SocketAddr) -> io::Result<TcpStrea
 
 /// Relays bytes until both ends have closed, or one is lost. After an error, the client's channel is returned.
 pub(crate) async fn relay_bytes(
-    shared: &Shared,
+    metrics: &Metrics,
     mut client: Channel,
     agent: impl AsyncRead + AsyncWrite + Unpin,
 ) -> Result<(), (Channel, io::Error)> {
     let counter = |direction| {
-        let counters = &shared.metrics.relayed_bytes;
+        let counters = &metrics.relayed_bytes;
         let counter = counters.get_or_create(&DirectionLabels { direction });
         // Cloned, because the guard would lock the family as long as the connection lasts.
         let counter = counter.clone();

@@ -220,6 +220,7 @@ pub(super) async fn regrant(
             // The next reconciliation retries it soon.
             Err(error) => {
                 tracing::warn!(%session, pod, error, "grant update failed");
+                found.grant_failure = Some(error);
             }
         }
     }

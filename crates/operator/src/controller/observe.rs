@@ -71,6 +71,7 @@ async fn without_target(shared: &Shared, spec: &ValidatedSpec) -> Result<Observe
             agents: sorted(agents.map(|(_, agent)| agent).collect()),
             start_failure: None,
             refused: None,
+            grant_failure: None,
         }],
         ..Observed::default()
     })
@@ -140,6 +141,7 @@ fn observe_pods(
                 replica,
                 start_failure: None,
                 refused: None,
+                grant_failure: None,
             }),
             Err(unfit) => observed
                 .unfit

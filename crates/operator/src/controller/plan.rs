@@ -60,6 +60,8 @@ pub(crate) struct ObservedPod {
     pub(crate) start_failure: Option<StartFailure>,
     /// Why the pod is not part of the session, although it belongs to its target.
     pub(crate) refused: Option<String>,
+    /// Why the agent has not confirmed its new grant in this reconciliation.
+    pub(crate) grant_failure: Option<String>,
 }
 
 /// Digests of an agent's grant and of the policies that it was computed from.
@@ -529,8 +531,16 @@ fn report_pod(
             Some(new_grant) => Some(new_grant.grant.clone()),
             None => previous.and_then(|previous| previous.grant.clone()),
         },
-        error: obstacle.map(|obstacle| obstacle.reason),
+        error: obstacle
+            .map(|obstacle| obstacle.reason)
+            .or_else(|| pod.grant_failure.as_deref().map(unconfirmed)),
     }
+}
+
+fn unconfirmed(reason: &str) -> String {
+    format!(
+        "its agent has not confirmed the current policies ({reason}); the session's traffic to it stops until it does"
+    )
 }
 
 fn phase(

@@ -18,9 +18,11 @@ use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::core::v1::Secret;
 use kube::config::AuthInfo;
 use kube::{Client, Config, ResourceExt as _};
+use rustls::RootCertStore;
 use secrecy::SecretString;
 
 use super::clusters::Member;
+use super::environment;
 use crate::error::{KubeResultExt as _, Result};
 
 /// The label by which an administrator marks a Secret as meant for the operator.
@@ -63,6 +65,11 @@ pub(crate) enum NoCredential {
         "the token has expired at {0}; put a new one into the Secret: kubectl create token mirrord-operator-envoy"
     )]
     Expired(String),
+    #[error(
+        "the operator's account has no role in AWS: the pod has no {}; set the role as `sa.roleArn` in the chart's values, and restart the operator if the pod was started before",
+        environment::ROLE_ARN
+    )]
+    NoRole,
     #[error("cannot get credentials from AWS: {0}")]
     Aws(String),
     #[error("the credential cannot be used: {0}")]
@@ -72,7 +79,7 @@ pub(crate) enum NoCredential {
 /// A client for the member's API server.
 pub(crate) fn client(member: &Member, credential: &Credential) -> Result<Client> {
     let mut config = Config::new(member.server.clone());
-    config.root_cert = Some(member.authorities.clone());
+    config.root_cert.clone_from(&member.authorities);
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.auth_info = match credential {
         Credential::Token(token) => AuthInfo {
@@ -85,8 +92,18 @@ pub(crate) fn client(member: &Member, credential: &Credential) -> Result<Client>
             ..AuthInfo::default()
         },
     };
-    let client = cluster::client(config).map(cluster::bounded);
-    client.action(format!("be reached in {}", member.name))
+    let client = match member.authorities {
+        Some(_) => cluster::client(config),
+        None => cluster::client_with_roots(config, public_roots()),
+    };
+    client
+        .map(cluster::bounded)
+        .action(format!("be reached in {}", member.name))
+}
+
+/// The public certificate authorities. The image has none, so they are compiled in.
+fn public_roots() -> RootCertStore {
+    webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect()
 }
 
 /// A value of a member's Secret. The label is required, because a Secret of the same name may have another purpose.

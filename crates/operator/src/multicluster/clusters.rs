@@ -1,5 +1,5 @@
-//! The configured clusters: `clusters-config.yaml` of the ConfigMap, validated once. The chart validates its values in the same
-//! way; this is for administrators who write the file themselves. Each message names the value of the chart.
+//! The configured clusters: `clusters-config.yaml` of the ConfigMap, validated whenever it changes. The chart validates its
+//! values in the same way; this is for administrators who write the file themselves. Each message names the value of the chart.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,36 +11,39 @@ use http::Uri;
 use serde::Deserialize;
 use x509_parser::pem::Pem;
 
+/// The longest name of a cluster. Names of objects have 253 characters at most, and contain more than the cluster's name.
+const MAX_NAME_LENGTH: usize = 220;
+
 /// The clusters of an operator that is a Primary. The values are validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MultiCluster {
+pub(crate) struct MultiCluster {
     /// The name of this cluster.
-    pub name: String,
+    pub(crate) name: String,
     /// The cluster that serves stateful operations.
-    pub default: String,
+    pub(crate) default: String,
     /// Whether this cluster only coordinates, and has no targets.
-    pub is_management_only: bool,
+    pub(crate) is_management_only: bool,
     /// What happens to sessions when one of their clusters is unreachable.
-    pub on_unreachable: OnUnreachable,
-    pub members: Vec<Member>,
+    pub(crate) on_unreachable: OnUnreachable,
+    pub(crate) members: Vec<Member>,
 }
 
 /// A member cluster, which has its own operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
-    pub name: String,
+pub(crate) struct Member {
+    pub(crate) name: String,
     /// The address of its API server.
-    pub server: Uri,
-    /// The certificate authorities of its API server, in DER.
-    pub authorities: Vec<Vec<u8>>,
-    pub method: AuthMethod,
+    pub(crate) server: Uri,
+    /// The certificate authorities of its API server, in DER. `None`: the public ones.
+    pub(crate) authorities: Option<Vec<Vec<u8>>>,
+    pub(crate) method: AuthMethod,
     /// The namespace of its operator, in which tokens are requested.
-    pub namespace: Option<String>,
+    pub(crate) namespace: Option<String>,
 }
 
 /// How the operator authenticates to a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AuthMethod {
+pub(crate) enum AuthMethod {
     /// A token of a service account there, from a Secret. It is renewed before it expires.
     BearerToken,
     /// A token that AWS verifies, created with the operator's own role.
@@ -51,25 +54,26 @@ pub enum AuthMethod {
 
 impl Member {
     /// The name of this member's Secret, which the chart or an administrator creates.
-    pub fn secret(&self) -> String {
+    pub(crate) fn secret(&self) -> String {
         format!("mirrord-cluster-{}", self.name)
     }
 }
 
 impl MultiCluster {
     /// The clusters that have targets. This cluster is the first, if it has targets.
-    pub fn workload_clusters(&self) -> Vec<&str> {
+    pub(crate) fn workload_clusters(&self) -> Vec<&str> {
         let here = (!self.is_management_only).then_some(self.name.as_str());
         let members = self.members.iter().map(|member| member.name.as_str());
         here.into_iter().chain(members).collect()
     }
 
-    /// Parses and validates `clusters-config.yaml`.
-    pub fn read(text: &str) -> Result<Self, InvalidClusters> {
-        let file: File = serde_saphyr::from_str(text).map_err(|error| {
+    /// Parses and validates `clusters-config.yaml`. The environment can make the Primary management-only as well.
+    pub(crate) fn read(text: &str, is_management_only: bool) -> Result<Self, InvalidClusters> {
+        let mut file: File = serde_saphyr::from_str(text).map_err(|error| {
             let error = error.to_string();
             invalid("", format!("cannot be read: {}", error.trim()))
         })?;
+        file.management_only |= is_management_only;
         let name = file.cluster_name.unwrap_or_default();
         if name.is_empty() {
             return Err(invalid(
@@ -118,7 +122,7 @@ pub(crate) fn object_part(name: &str) -> String {
 
 /// What is wrong, and where in the chart's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidClusters {
+pub(crate) struct InvalidClusters {
     key: String,
     why: String,
 }
@@ -200,8 +204,17 @@ impl Entry {
         };
         name_check.map_err(|why| invalid(&format!("clusters.{}", self.name), why))?;
         let server = server(self.server.as_deref()).map_err(|why| invalid(&at("server"), why))?;
-        let authorities =
-            authorities(self.ca_data.as_deref()).map_err(|why| invalid(&at("caData"), why))?;
+        let ca_data = self.ca_data.as_deref().filter(|data| !data.is_empty());
+        let authorities = ca_data
+            .map(authorities)
+            .transpose()
+            .map_err(|why| invalid(&at("caData"), why))?;
+        if authorities.is_none() && matches!(method, AuthMethod::Eks { .. }) {
+            return Err(invalid(
+                &at("caData"),
+                "is missing: `authType: eks` needs it, because no public authority signs the certificates of EKS",
+            ));
+        }
         Ok(Member {
             server,
             authorities,
@@ -264,17 +277,20 @@ fn default_of(
     Ok(default.to_owned())
 }
 
+/// Whether Kubernetes allows the name as a part of the name of a Secret.
 fn check_object_name(name: &str) -> Result<(), &'static str> {
-    let is_end = |byte: Option<u8>| {
-        byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_label = |label: &str| {
+        let (first, last) = (label.bytes().next(), label.bytes().last());
+        first.is_some_and(is_letter)
+            && last.is_some_and(is_letter)
+            && label.bytes().all(|byte| is_letter(byte) || byte == b'-')
     };
-    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let (first, last) = (name.bytes().next(), name.bytes().last());
-    if name.len() <= 63 && is_end(first) && is_end(last) && name.bytes().all(is_inner) {
+    if name.len() <= MAX_NAME_LENGTH && name.split('.').all(is_label) {
         Ok(())
     } else {
         Err(
-            "must be a name of small letters, digits and `-`, of 63 at most: objects are named after it",
+            "must be a name of small letters, digits, `-` and `.`, of 220 at most, with a letter or digit at both ends of each part: objects are named after it",
         )
     }
 }
@@ -315,11 +331,7 @@ fn has_host(uri: &Uri) -> bool {
     !host.is_empty() && authority.as_str() == expected && uri.query().is_none()
 }
 
-fn authorities(data: Option<&str>) -> Result<Vec<Vec<u8>>, &'static str> {
-    let data = data.unwrap_or_default();
-    if data.is_empty() {
-        return Err("is missing: without it the member's API server cannot be authenticated");
-    }
+fn authorities(data: &str) -> Result<Vec<Vec<u8>>, &'static str> {
     let pem = STANDARD
         .decode(data.split_whitespace().collect::<String>())
         .map_err(|_| "is not base64")?;

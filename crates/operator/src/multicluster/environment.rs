@@ -1,6 +1,8 @@
-//! The environment variables that are read for members. Kubernetes sets them in the pod where the operator's service account
-//! has a role in AWS.
+//! The environment variables that are read for members. Kubernetes sets those of AWS in the pod where the operator's service
+//! account has a role in AWS.
 
+/// Whether this Primary only coordinates, and has no targets. The configuration can say the same.
+pub(crate) const MANAGEMENT_ONLY: &str = "PRIMARY_MANAGEMENT_ONLY";
 /// The role that the operator's service account has in AWS.
 pub(crate) const ROLE_ARN: &str = "AWS_ROLE_ARN";
 /// The file with the account's token, which AWS accepts for that role. Kubernetes refreshes it.

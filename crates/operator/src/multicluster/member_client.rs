@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::MirrordOperator;
+use api::multicluster::{PARENT_LABEL, PARENT_UID_LABEL};
+use api::{MirrordClusterSession, MirrordClusterSessionSpec, MirrordOperator};
 use error_chain::error_chain;
 use futures_util::{Stream, StreamExt as _};
 use http::Request;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
+use kube::api::PostParams;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::watch_object;
 use kube::{Api, Client};
@@ -26,7 +28,13 @@ use super::clusters::{AuthMethod, Member};
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 const HEALTH_CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// How many failed checks in succession close the connections to a member.
+const MIN_FAILED_CHECKS: u32 = 2;
 const UNAUTHORIZED: u16 = 401;
+const CONFLICT: u16 = 409;
+/// Statuses from this one on are failures of the server.
+const SERVER_ERROR: u16 = 500;
+const TOO_MANY_REQUESTS: u16 = 429;
 
 /// A client for a member's API server, and its credential. It is only kept in memory.
 #[derive(Clone, Default)]
@@ -49,6 +57,26 @@ pub(crate) struct MemberHealth {
     pub(crate) renewal_failure: Option<String>,
     /// A token that the member has rejected.
     pub(super) rejected: Option<SecretString>,
+    /// Why the member, although healthy, would refuse a session of this operator.
+    pub(crate) refusal: Option<String>,
+    /// How many checks in succession found the member unreachable, or rejected by it.
+    pub(crate) outages: u32,
+}
+
+impl MemberHealth {
+    /// Records a check: the operator's status, or the error and the status of the response if there was one.
+    fn record(
+        &mut self,
+        at: Timestamp,
+        outcome: Result<Box<MirrordOperator>, String>,
+        code: Option<u16>,
+    ) {
+        self.outages = match outcome {
+            Err(_) if !is_busy(code) => self.outages.saturating_add(1),
+            _ => 0,
+        };
+        self.check = Some(HealthCheck { at, outcome });
+    }
 }
 
 /// The result of the last health check.
@@ -56,6 +84,29 @@ pub(crate) struct MemberHealth {
 pub(crate) struct HealthCheck {
     pub(crate) at: Timestamp,
     pub(crate) outcome: Result<Box<MirrordOperator>, String>,
+}
+
+/// Detects that a member has become unreachable. One failed check is not enough to close connections that work.
+pub(crate) struct OutageDetector {
+    /// The failed checks that were about earlier connections.
+    ignored: u32,
+}
+
+impl OutageDetector {
+    pub(crate) fn since(health: &MemberHealth) -> Self {
+        Self {
+            ignored: health.outages,
+        }
+    }
+
+    /// The reason, after enough failed checks.
+    pub(crate) fn detect(&mut self, health: &MemberHealth) -> Option<String> {
+        self.ignored = self.ignored.min(health.outages);
+        if health.outages - self.ignored < MIN_FAILED_CHECKS {
+            return None;
+        }
+        health.check.as_ref()?.outcome.as_ref().err().cloned()
+    }
 }
 
 /// The client of one member, which follows its credentials and its health.
@@ -86,11 +137,11 @@ impl MemberClient {
 
     async fn follow_credential(&self, secrets: Api<Secret>, eks: Option<Arc<EksTokens>>) {
         match &self.member.method {
-            AuthMethod::Eks { region } => {
-                if let Some(eks) = eks {
-                    self.refresh_eks_token(&eks, region).await;
-                }
-            }
+            AuthMethod::Eks { region } => match eks {
+                Some(eks) => self.refresh_eks_token(&eks, region).await,
+                // Kubernetes sets the role when it creates the pod, so it cannot change.
+                None => self.replace_credential(Err(NoCredential::NoRole), |_| {}),
+            },
             AuthMethod::BearerToken => self.follow_token(secrets).await,
             AuthMethod::Mtls => self.follow_certificate(secrets).await,
         }
@@ -234,6 +285,10 @@ impl MemberClient {
                 continue;
             };
             let (outcome, code) = check_health(&client).await;
+            let refusal = match &outcome {
+                Ok(_) => check_refusal(&client).await,
+                Err(_) => None,
+            };
             let previous = self.health.borrow().check.clone();
             if let Err(error) = &outcome
                 && previous.is_none_or(|previous| previous.outcome.as_ref().err() != Some(error))
@@ -253,7 +308,10 @@ impl MemberClient {
             let rejected = access.token.filter(|_| is_rejected);
             let at = Timestamp::now();
             self.health.send_modify(|health| {
-                health.check = Some(HealthCheck { at, outcome });
+                health.record(at, outcome, code);
+                if let Some(refusal) = refusal {
+                    health.refusal = refusal;
+                }
                 if let Some(rejected) = rejected {
                     health.rejected = Some(rejected.text);
                 }
@@ -311,6 +369,47 @@ pub(super) async fn check_health(
             (Err(text), None)
         }
     }
+}
+
+/// Whether the API server of the member responds, and only has too much to do.
+fn is_busy(code: Option<u16>) -> bool {
+    code.is_some_and(|code| code == TOO_MANY_REQUESTS || code >= SERVER_ERROR)
+}
+
+/// Why the member refuses sessions of this operator, if it does: an account may read the status of the operator and have no
+/// right to create sessions. The request creates nothing. `None` if that is unknown.
+async fn check_refusal(client: &Client) -> Option<Option<String>> {
+    let children: Api<MirrordClusterSession> = Api::all(client.clone());
+    let parameters = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let child = probe_session();
+    let created = children.create(&parameters, &child);
+    match timeout(HEALTH_CHECK_TIMEOUT, created).await {
+        Ok(Ok(_)) => Some(None),
+        Ok(Err(kube::Error::Api(status))) if status.code == CONFLICT => Some(None),
+        Ok(Err(kube::Error::Api(status))) if !is_busy(Some(status.code)) => Some(Some(format!(
+            "the member refuses sessions of this operator: {}; its account there needs the ClusterRole \
+             mirrord-operator-envoy-remote, and the name or the group that the member's chart expects",
+            status.message
+        ))),
+        _ => None,
+    }
+}
+
+/// A session that is never created.
+fn probe_session() -> MirrordClusterSession {
+    let parent = "mc-0000000000000000";
+    let spec = MirrordClusterSessionSpec {
+        multi_cluster_parent_name: Some(parent.to_owned()),
+        ..MirrordClusterSessionSpec::default()
+    };
+    let mut child = MirrordClusterSession::new(&format!("{parent}-probe"), spec);
+    let labels = [(PARENT_LABEL, parent), (PARENT_UID_LABEL, "probe")];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    child.metadata.labels = Some(labels.into());
+    child
 }
 
 /// Watches one Secret: an item for each change and for each failure. The watch is restricted to its name, so that no

@@ -2,18 +2,22 @@
 
 pub(crate) mod connect;
 mod connection;
+pub(crate) mod membership;
 pub(crate) mod relay;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::operator::{ConnectedCluster, ConnectedOperator};
+use api::operator::{ConnectedCluster, ConnectedOperator, MultiClusterRoles};
 use error_chain::error_chain;
-use futures_util::future::join_all;
+use futures_util::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
+use tokio::sync::watch;
 use tokio::time::sleep;
+
+use self::membership::{Membership, for_each_member};
 
 use super::auth::bearer::{self, Token};
 use super::auth::eks::EksTokens;
@@ -21,25 +25,30 @@ use super::auth::identity::WebIdentity;
 use super::auth::{mtls, token_secrets};
 use super::bounds;
 use super::clusters::{AuthMethod, MultiCluster};
-use super::member_client::{MemberAccess, MemberClient, MemberHealth};
+use super::configuration;
+use super::member_client::{MemberAccess, MemberClient, MemberHealth, OutageDetector};
 use crate::background::Background;
 use crate::cache::ParentCache;
-use crate::error::{Error, Result};
-use crate::settings::Settings;
+use crate::error::Result;
+use crate::settings::{PrimarySettings, Settings};
 
 /// The delay after a failed renewal. Renewals begin early enough for many retries.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
 /// A renewal that is due much later is checked again after this time, in case the clock was changed.
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
+const NOT_CONFIGURED: &str = "the cluster is not configured any more";
 
 /// All members of this Primary.
 pub(crate) struct MemberClusters {
-    pub(crate) clusters: MultiCluster,
+    pub(crate) settings: PrimarySettings,
+    /// The configured clusters. They change with the configuration.
+    membership: watch::Sender<Arc<Membership>>,
+    /// Why the last change of the configuration is not in effect.
+    configuration_error: watch::Sender<Option<String>>,
     /// The cache of sessions over several clusters.
     pub(crate) sessions: ParentCache,
     /// The client for this cluster.
     client: Client,
-    member_clients: Vec<Arc<MemberClient>>,
     eks: Option<Arc<EksTokens>>,
     /// The operator's namespace, which is the default for members.
     namespace: String,
@@ -49,58 +58,92 @@ pub(crate) struct MemberClusters {
 
 impl MemberClusters {
     /// Returns `None` if the operator is for one cluster.
-    pub(crate) fn new(
+    pub(crate) async fn new(
         client: &Client,
         settings: &Settings,
         background: &Background,
     ) -> Result<Option<Self>> {
-        let Some(clusters) = settings.multi_cluster.clone() else {
+        let Some(primary) = settings.primary.clone() else {
             return Ok(None);
         };
+        let clusters =
+            configuration::read(client, &settings.namespace, &primary.config_map).await?;
         let identity = WebIdentity::from_environment(|name| std::env::var(name).ok());
-        let in_eks = clusters
-            .members
-            .iter()
-            .find(|member| matches!(member.method, AuthMethod::Eks { .. }));
-        if let (Some(member), None) = (in_eks, &identity) {
-            return Err(Error::NoRole {
-                cluster: member.name.clone(),
-            });
-        }
-        let member_clients = clusters.members.iter().cloned();
         Ok(Some(Self {
-            member_clients: member_clients
-                .map(MemberClient::new)
-                .map(Arc::new)
-                .collect(),
+            membership: watch::Sender::new(Arc::new(Membership::new(clusters))),
+            configuration_error: watch::Sender::default(),
             eks: identity.map(EksTokens::new).map(Arc::new),
             namespace: settings.namespace.clone(),
             secrets: Api::namespaced(client.clone(), &settings.namespace),
             sessions: ParentCache::start(client.clone(), background, "parents"),
             client: client.clone(),
-            clusters,
+            settings: primary,
         }))
     }
 
-    /// Runs the clients of all members. Never returns.
+    /// Follows the configuration, and runs the clients of all members. Never returns.
     pub(crate) async fn run(&self) {
-        let running = self
-            .member_clients
-            .iter()
-            .map(|member_client| member_client.run(self.secrets.clone(), self.eks.clone()));
-        join_all(running).await;
+        let members = for_each_member(self.membership.subscribe(), async |member_client| {
+            let (secrets, eks) = (self.secrets.clone(), self.eks.clone());
+            member_client.run(secrets, eks).await;
+        });
+        tokio::join!(self.follow_configuration(), members);
+    }
+
+    async fn follow_configuration(&self) {
+        let config_map = &self.settings.config_map;
+        let changes = configuration::changes(&self.client, &self.namespace, config_map);
+        let mut changes = std::pin::pin!(changes);
+        while let Some(change) = changes.next().await {
+            self.configure(change);
+        }
+    }
+
+    /// Uses another configuration. One that is invalid is only reported: the previous one stays in use.
+    fn configure(&self, change: Result<MultiCluster, String>) {
+        let error = match change {
+            Ok(clusters) => {
+                let is_new = self.membership.send_if_modified(|membership| {
+                    let is_new = membership.clusters != clusters;
+                    if is_new {
+                        *membership = Arc::new(membership.updated(clusters));
+                    }
+                    is_new
+                });
+                if is_new {
+                    tracing::info!("clusters configuration changed");
+                }
+                None
+            }
+            Err(error) => {
+                tracing::warn!(
+                    error,
+                    "clusters configuration not usable, keeping the previous one"
+                );
+                Some(error)
+            }
+        };
+        self.configuration_error.send_replace(error);
+    }
+
+    /// The clusters that are configured now.
+    pub(crate) fn membership(&self) -> Arc<Membership> {
+        Arc::clone(&self.membership.borrow())
+    }
+
+    /// The configured clusters, for tasks that follow changes.
+    pub(crate) fn membership_changes(&self) -> watch::Receiver<Arc<Membership>> {
+        self.membership.subscribe()
     }
 
     /// Renews tokens. It runs in the leader and never returns.
     pub(crate) async fn renew_tokens(&self) {
-        let tokens = self
-            .member_clients
-            .iter()
-            .filter(|member_client| member_client.member.method == AuthMethod::BearerToken);
-        let renewing = join_all(tokens.map(|member_client| self.renew_token(member_client)));
+        let renewing = for_each_member(self.membership.subscribe(), async |member_client| {
+            if member_client.member.method == AuthMethod::BearerToken {
+                self.renew_token(&member_client).await;
+            }
+        });
         tokio::join!(self.migrate_tokens(), renewing);
-        // Without a token to renew, this must not end the leader's other tasks.
-        std::future::pending::<()>().await;
     }
 
     async fn renew_token(&self, member_client: &MemberClient) {
@@ -165,10 +208,9 @@ impl MemberClusters {
 
     /// Moves the tokens of an older operator. Those of members that are not configured any more are removed.
     async fn migrate_tokens(&self) {
-        let members = self.member_clients.iter();
-        let members: Vec<&str> = members
-            .map(|member_client| member_client.member.name.as_str())
-            .collect();
+        let membership = self.membership();
+        let members = membership.clusters.members.iter();
+        let members: Vec<&str> = members.map(|member| member.name.as_str()).collect();
         while let Err(error) = token_secrets::migrate(&self.secrets, &members).await {
             let error = error_chain(&error);
             tracing::warn!(error, "token migration failed");
@@ -176,20 +218,14 @@ impl MemberClusters {
         }
     }
 
-    pub(crate) fn member_clients(&self) -> &[Arc<MemberClient>] {
-        &self.member_clients
-    }
-
     /// A client for a cluster, which may be this one. The error is the reason why there is none.
     pub(crate) fn client_of(&self, cluster: &str) -> Result<Client, String> {
-        if cluster == self.clusters.name {
+        let membership = self.membership();
+        if cluster == membership.clusters.name {
             return Ok(self.client.clone());
         }
-        let mut member_clients = self.member_clients.iter();
-        let Some(member_client) =
-            member_clients.find(|member_client| member_client.member.name == cluster)
-        else {
-            return Err("the cluster is not configured any more".to_owned());
+        let Some(member_client) = membership.member_client(cluster) else {
+            return Err(NOT_CONFIGURED.to_owned());
         };
         let access = member_client.access.borrow();
         let error = || match &access.error {
@@ -199,51 +235,74 @@ impl MemberClusters {
         access.client.clone().ok_or_else(error)
     }
 
-    /// Waits until a member becomes unreachable: a health check fails, or its credential is removed. Returns the reason.
+    /// Waits until a member becomes unreachable: several health checks fail, its credential is removed, or its configuration
+    /// changes. Returns the reason.
     async fn unreachable(&self, cluster: &str) -> String {
-        let mut member_clients = self.member_clients.iter();
-        let Some(member_client) =
-            member_clients.find(|member_client| member_client.member.name == cluster)
-        else {
-            return "the cluster is not configured any more".to_owned();
+        let membership = self.membership();
+        let Some(member_client) = membership.member_client(cluster) else {
+            return NOT_CONFIGURED.to_owned();
         };
-        let (mut health, mut access) = (
-            member_client.health.subscribe(),
-            member_client.access.subscribe(),
-        );
+        let mut changes = self.membership.subscribe();
+        let mut access = member_client.access.subscribe();
+        let mut health = member_client.health.subscribe();
         // Earlier health checks were about another connection.
-        health.mark_unchanged();
+        let mut outage = OutageDetector::since(&health.borrow_and_update());
+        let shutdown = || "the operator is shutting down".to_owned();
         loop {
             tokio::select! {
                 changed = health.changed() => {
                     if changed.is_err() {
-                        return "the operator is shutting down".to_owned();
+                        return shutdown();
                     }
-                    let check = health.borrow_and_update().check.clone();
-                    if let Some(Err(reason)) = check.map(|check| check.outcome) {
+                    if let Some(reason) = outage.detect(&health.borrow_and_update()) {
                         return reason;
                     }
                 }
                 changed = access.changed() => {
                     if changed.is_err() {
-                        return "the operator is shutting down".to_owned();
+                        return shutdown();
                     }
                     if let Some(error) = &access.borrow_and_update().error {
                         return error.to_string();
                     }
                 }
+                changed = changes.wait_for(|membership| !membership.uses(member_client)) => {
+                    return match changed {
+                        Ok(membership) if membership.member_client(cluster).is_some() => {
+                            "the configuration of the cluster has changed".to_owned()
+                        }
+                        Ok(_) => NOT_CONFIGURED.to_owned(),
+                        Err(_) => shutdown(),
+                    };
+                }
             }
+        }
+    }
+
+    /// The roles of the clusters, for users.
+    pub(crate) fn roles(&self) -> MultiClusterRoles {
+        let clusters = &self.membership().clusters;
+        MultiClusterRoles {
+            cluster_name: clusters.name.clone(),
+            default_cluster: clusters.default.clone(),
+            management_only: clusters.is_management_only,
         }
     }
 
     /// The status of all members, for users.
     pub(crate) fn connected_clusters(&self, now: Timestamp) -> Vec<ConnectedCluster> {
-        let member_clients = self.member_clients.iter();
+        let configuration_error = self.configuration_error.borrow().clone();
+        let membership = self.membership();
+        let member_clients = membership.member_clients.iter();
         member_clients
             .map(|member_client| {
                 let (access, health) =
                     (member_client.access.borrow(), member_client.health.borrow());
-                connected_cluster(&member_client.member.name, &access, &health, now)
+                let cluster = connected_cluster(&member_client.member.name, &access, &health, now);
+                ConnectedCluster {
+                    warning: cluster.warning.or_else(|| configuration_error.clone()),
+                    ..cluster
+                }
             })
             .collect()
     }
@@ -264,18 +323,16 @@ fn connected_cluster(
         .and_then(|expires| mtls::warning(expires, now));
     let mut cluster = ConnectedCluster {
         name: name.to_owned(),
-        last_check: String::new(),
+        last_check: health.check.as_ref().map(|check| check.at.to_string()),
         connected: None,
         warning: token.or(certificate),
         error: access.error.as_ref().map(ToString::to_string),
     };
-    if let Some(check) = &health.check {
-        cluster.last_check = check.at.to_string();
-    }
     match (&cluster.error, &health.check) {
         (Some(_), _) => {}
         (None, None) => cluster.error = Some("the member was not checked yet".to_owned()),
         (None, Some(check)) => match &check.outcome {
+            Ok(_) if health.refusal.is_some() => cluster.error.clone_from(&health.refusal),
             Ok(operator) => {
                 let license = operator.spec.license.as_ref();
                 let version = bounds::name(&operator.spec.operator_version);

@@ -70,10 +70,10 @@ async fn reconcile(
         shared.users.record(&parent.spec.owner);
     }
     let observed = observe(&context, &parent);
-    let settings = &shared.settings.session;
-    let plan = plan(&parent, &observed, settings, Timestamp::now());
-    apply::apply(shared, members, &parent, &plan).await?;
-    Ok(Action::requeue(plan.requeue_after))
+    let plan = plan(&parent, &observed, &members.settings, Timestamp::now());
+    let requeue_after = plan.requeue_after;
+    apply::apply(shared, members, &parent, plan).await?;
+    Ok(Action::requeue(requeue_after))
 }
 
 fn observe(context: &Context, parent: &MirrordMultiClusterSession) -> BTreeMap<String, Observed> {

@@ -1,6 +1,7 @@
 //! A member and an API server with stubbed responses, for tests.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -12,6 +13,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
+use kube::client::Body;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -24,7 +26,7 @@ pub(crate) fn member(method: AuthMethod) -> Member {
     Member {
         name: "east".to_owned(),
         server: http::Uri::from_static("https://east"),
-        authorities: Vec::new(),
+        authorities: None,
         method,
         namespace: None,
     }
@@ -58,6 +60,22 @@ pub(crate) fn client(mut respond: impl FnMut(&str) -> StubResponse + Send + 'sta
             .path_and_query()
             .map_or("", |path_and_query| path_and_query.as_str());
         std::future::ready(Ok::<_, io::Error>(respond(path_and_query)))
+    });
+    Client::new(service, "tools")
+}
+
+/// A client whose responses depend on the body of the request, if it has one.
+pub(crate) fn storing(
+    respond: impl Fn(Option<Value>) -> StubResponse + Send + Sync + 'static,
+) -> Client {
+    let respond = Arc::new(respond);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let respond = Arc::clone(&respond);
+        async move {
+            let body = request.into_body().collect_bytes().await.unwrap();
+            let written = (!body.is_empty()).then(|| serde_json::from_slice(&body).unwrap());
+            Ok::<_, io::Error>(respond(written))
+        }
     });
     Client::new(service, "tools")
 }

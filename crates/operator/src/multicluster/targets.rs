@@ -34,9 +34,11 @@ pub(crate) async fn list(
     members: &MemberClusters,
     filter: &TargetFilter,
 ) -> Result<TargetList, Refusal> {
-    let clusters = members.clusters.workload_clusters().into_iter();
-    let results = clusters.map(async |cluster| {
-        let found = match cluster == members.clusters.name {
+    let membership = members.membership();
+    let clusters = &membership.clusters;
+    let names = clusters.workload_clusters().into_iter();
+    let results = names.map(async |cluster| {
+        let found = match cluster == clusters.name {
             true => list_local(&shared.client, filter).await,
             false => match members.client_of(cluster) {
                 Ok(client) => list_member(&client, filter).await,
@@ -45,7 +47,7 @@ pub(crate) async fn list(
         };
         (cluster, found)
     });
-    merge(&members.clusters.default, join_all(results).await)
+    merge(&clusters.default, join_all(results).await)
 }
 
 async fn list_local(client: &Client, filter: &TargetFilter) -> Result<Vec<Target>, String> {

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::Monitor;
 
-/// An operation on a file. There may be at most 32, because a bit set of `u32` has the ones that were emitted.
+/// An operation on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
     Lookup,

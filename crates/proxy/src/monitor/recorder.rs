@@ -1,25 +1,28 @@
 //! The recorded state of a session: counters, rows and the last events. The current time is an argument.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Path, PathBuf};
+mod file_table;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use interceptor::Errno;
 use monitor::{
-    Counters, DnsRow, Entry, Event, FileRow, Handling, Health, Keyword, PeerRow, PortRow, Side,
+    Counters, DnsRow, Entry, Event, Handling, Health, Keyword, Omitted, PeerRow, PortRow, Side,
     State,
 };
 use protocol::dns::message::{code, kind};
 
-use super::files::Operation;
+pub(super) use self::file_table::FileOperation;
+use self::file_table::FileTable;
+#[cfg(test)]
+pub(super) use self::file_table::MAX_ROWS as MAX_FILES;
 use super::{DnsOutcome, Peer, microseconds};
 
 /// The number of events that are retained for new and slow subscribers.
 pub(super) const RETAINED_EVENTS: usize = 1024;
 /// The maximum number of rows of each kind. Problems of a session with more are visible in the first ones, too.
-const MAX_FILES: usize = 8192;
 const MAX_DNS_NAMES: usize = 1024;
 const MAX_PEERS: usize = 1024;
 
@@ -30,26 +33,14 @@ pub(super) struct Recorder {
     pub(super) health: Health,
     pub(super) env: Vec<(String, String)>,
     events: VecDeque<Arc<Entry>>,
-    files: HashMap<PathBuf, FileStats>,
+    files: FileTable,
+    /// The running processes that were reported.
+    processes: BTreeSet<u32>,
     dns: HashMap<String, DnsRow>,
     peers: HashMap<Peer, PeerStats>,
     /// By whether the port is a UDP port, and its number.
     ports: BTreeMap<(bool, u16), PortRow>,
-    rows_omitted: u64,
-}
-
-#[derive(Debug)]
-struct FileStats {
-    side: Side,
-    operations: u64,
-    failed: u64,
-    last_errno: Option<Errno>,
-    bytes: u64,
-    latency_us: u64,
-    /// Bit set of the operations whose first success was emitted.
-    emitted: u32,
-    /// Bit set of the operations whose first failure was emitted.
-    emitted_failures: u32,
+    omitted: Omitted,
 }
 
 #[derive(Debug, Default)]
@@ -87,85 +78,42 @@ impl Recorder {
         (missed, entries.cloned().collect())
     }
 
-    pub(super) fn file(
-        &mut self,
-        now: u64,
-        path: &Path,
-        operation: Operation,
-        side: Side,
-        errno: Option<Errno>,
-        latency: Option<Duration>,
-    ) {
+    pub(super) fn file(&mut self, now: u64, performed: &FileOperation<'_>) {
         let totals = &mut self.counters.files;
-        match side {
+        match performed.side {
             Side::Local => totals.local += 1,
             Side::Remote => totals.remote += 1,
             Side::Refused => totals.refused += 1,
         }
-        if side == Side::Remote && errno.is_some() {
+        if performed.side == Side::Remote && performed.errno.is_some() {
             totals.failed += 1;
         }
-        let latency_us = latency.map(microseconds);
-        let Some(file) = self.file_row(path, side) else {
-            return;
-        };
-        file.side = side;
-        file.operations += 1;
-        file.latency_us += latency_us.unwrap_or(0);
-        let emitted = match errno {
-            None => &mut file.emitted,
-            Some(errno) => {
-                file.failed += 1;
-                file.last_errno = Some(errno);
-                &mut file.emitted_failures
-            }
-        };
-        let bit = 1_u32 << operation as u32;
-        if *emitted & bit != 0 {
-            return;
+        if let Some(event) = self.files.record(performed) {
+            self.emit(now, event);
         }
-        *emitted |= bit;
-        // Programs load their own code all the time, so local operations are only counted.
-        if side == Side::Local {
-            return;
-        }
-        let bytes = Some(file.bytes).filter(|bytes| *bytes > 0 && operation == Operation::Read);
-        let event = Event::FileOp {
-            path: path.display().to_string(),
-            operation: operation.name().into(),
-            side,
-            errno: errno.map(errno_name),
-            latency_us,
-            bytes,
-        };
-        self.emit(now, event);
     }
 
     pub(super) fn file_prefetched(&mut self, path: &Path, bytes: usize) {
-        if let Some(file) = self.file_row(path, Side::Remote) {
-            file.bytes += bytes as u64;
+        self.files.prefetched(path, bytes);
+    }
+
+    /// A process runs. Emits an event unless the process was reported before.
+    pub(super) fn process_started(&mut self, now: u64, pid: u32, name: impl FnOnce() -> String) {
+        if self.processes.insert(pid) {
+            let process_name = name();
+            self.emit(now, Event::LayerConnected { pid, process_name });
         }
     }
 
-    fn file_row(&mut self, path: &Path, side: Side) -> Option<&mut FileStats> {
-        if !self.files.contains_key(path) {
-            if self.files.len() >= MAX_FILES {
-                self.rows_omitted += 1;
-                return None;
-            }
-            let file = FileStats {
-                side,
-                operations: 0,
-                failed: 0,
-                last_errno: None,
-                bytes: 0,
-                latency_us: 0,
-                emitted: 0,
-                emitted_failures: 0,
-            };
-            self.files.insert(path.to_path_buf(), file);
+    /// A process ends. Emits an event if its start was reported.
+    pub(super) fn process_ended(&mut self, now: u64, pid: u32) {
+        if self.processes.remove(&pid) {
+            self.emit(now, Event::LayerDisconnected { pid });
         }
-        self.files.get_mut(path)
+    }
+
+    pub(super) fn processes(&self) -> Vec<u32> {
+        self.processes.iter().copied().collect()
     }
 
     pub(super) fn dns_query(&mut self, now: u64, outcome: DnsOutcome<'_>) {
@@ -203,7 +151,7 @@ impl Recorder {
     fn dns_row(&mut self, host: &str, side: Side) -> Option<&mut DnsRow> {
         if !self.dns.contains_key(host) {
             if self.dns.len() >= MAX_DNS_NAMES {
-                self.rows_omitted += 1;
+                self.omitted.dns += 1;
                 return None;
             }
             let row = DnsRow {
@@ -237,7 +185,7 @@ impl Recorder {
             Err(_) => totals.failed += 1,
         }
         if !self.peers.contains_key(peer) && self.peers.len() >= MAX_PEERS {
-            self.rows_omitted += 1;
+            self.omitted.peers += 1;
         } else {
             let row = self.peers.entry(peer.clone()).or_default();
             row.connections += 1;
@@ -376,15 +324,6 @@ impl Recorder {
     }
 
     pub(super) fn state(&self) -> State {
-        let files = self.files.iter().map(|(path, file)| FileRow {
-            path: String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned(),
-            side: file.side,
-            operations: file.operations,
-            failed: file.failed,
-            last_errno: file.last_errno.map(errno_name),
-            bytes: file.bytes,
-            latency_us: file.latency_us,
-        });
         let peers = self.peers.iter().map(|(peer, row)| PeerRow {
             address: peer.address(),
             port: peer.port(),
@@ -398,16 +337,17 @@ impl Recorder {
             received: row.received,
             latency_us: row.latency_us,
         });
+        let mut omitted = self.omitted;
+        self.files.count_omitted(&mut omitted);
         let mut state = State {
             counters: self.counters.clone(),
-            files: files.collect(),
+            files: self.files.list(),
             dns: self.dns.values().cloned().collect(),
             peers: peers.collect(),
             ports: self.ports(),
             env: self.env.clone(),
-            rows_omitted: self.rows_omitted,
+            omitted,
         };
-        state.files.sort_by(|one, other| one.path.cmp(&other.path));
         state.dns.sort_by(|one, other| one.host.cmp(&other.host));
         state.peers.sort_by(|one, other| {
             (&one.address, one.port, one.connections).cmp(&(

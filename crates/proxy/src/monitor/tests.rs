@@ -4,7 +4,7 @@ use interceptor::PathChoice;
 use monitor::{Entry, Handling, Mode};
 use protocol::dns::message::{code, kind};
 
-use super::recorder::RETAINED_EVENTS;
+use super::recorder::{MAX_FILES, RETAINED_EVENTS};
 use super::*;
 use crate::event::{
     IncomingEvent, IncomingEventKind, MissedReason, RedirectCheck, SubscriptionInfo,
@@ -12,10 +12,9 @@ use crate::event::{
 
 fn events(monitor: &Monitor) -> Vec<Event> {
     let mut subscription = monitor.subscribe(Some(0)).unwrap();
-    let entries = subscription
-        .take()
-        .map_or_else(Vec::new, |batch| batch.entries);
-    entries.iter().map(|entry| entry.event.clone()).collect()
+    let batches = std::iter::from_fn(|| subscription.take());
+    let entries = batches.flat_map(|batch| batch.entries);
+    entries.map(|entry| entry.event.clone()).collect()
 }
 
 fn notice(monitor: &Monitor, text: &str) {
@@ -78,6 +77,62 @@ fn files_are_counted_and_only_the_first_operation_of_a_kind_is_emitted() {
         ("/etc/shop", 4, 2)
     );
     assert_eq!(row.last_errno.as_deref(), Some("EACCES"));
+}
+
+#[test]
+fn thousands_of_local_files_hide_no_file_of_the_target() {
+    let monitor = Monitor::on();
+    let path = |side: &str, number: usize| PathBuf::from(format!("/{side}/{number}"));
+    let refused = PathChoice::Refused(Errno::ENOENT);
+    for number in 0..MAX_FILES + 3 {
+        monitor.path_decided(&path("local", number), Intent::Stat, &PathChoice::Local);
+        monitor.path_decided(&path("refused", number), Intent::Stat, &refused);
+    }
+    let read = files::Operation::Read;
+    let last = path("remote", MAX_FILES);
+    for number in 0..=MAX_FILES {
+        monitor.file(&path("remote", number), read, None, Instant::now());
+    }
+    // The one without a row has its events nevertheless, and each only once.
+    for errno in [None, Some(Errno::EIO), Some(Errno::EIO)] {
+        monitor.file(&last, read, errno, Instant::now());
+    }
+    let text = last.display().to_string();
+    let of_last = |event: &Event| matches!(event, Event::FileOp { path, .. } if *path == text);
+    let emitted = events(&monitor).into_iter().filter(of_last);
+    assert_eq!(emitted.count(), 2);
+    let state = monitor.state();
+    let rows = |side| state.files.iter().filter(|row| row.side == side).count();
+    for side in [Side::Remote, Side::Local, Side::Refused] {
+        assert_eq!(rows(side), MAX_FILES, "{side:?}");
+    }
+    let expected = monitor::Omitted {
+        remote_files: 4,
+        local_files: 3,
+        refused_files: 3,
+        dns: 0,
+        peers: 0,
+    };
+    assert_eq!(state.omitted, expected);
+}
+
+#[test]
+fn a_process_is_reported_once_and_its_end_only_after_its_start() {
+    let monitor = Monitor::on();
+    let started = |pid| monitor.process_started(pid, || "sh".to_owned());
+    started(7);
+    started(7);
+    monitor.process_ended(8);
+    assert_eq!(monitor.processes(), [7]);
+    monitor.process_ended(7);
+    monitor.process_ended(7);
+    started(7);
+    let connected = Event::LayerConnected {
+        pid: 7,
+        process_name: "sh".to_owned(),
+    };
+    let ended = Event::LayerDisconnected { pid: 7 };
+    assert_eq!(events(&monitor), [connected.clone(), ended, connected]);
 }
 
 #[test]

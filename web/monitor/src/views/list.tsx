@@ -1,4 +1,4 @@
-import { age, bytes } from "../format";
+import { age, bytes, statusName } from "../format";
 import { Spark } from "../parts/charts";
 import type { Session } from "../store";
 
@@ -29,13 +29,13 @@ function Card({ session, isChosen, now, onRemove }: { session: Session; isChosen
       <a href={`#${info.session_id}`} aria-current={isChosen ? "page" : undefined}>
         <span className="row">
           <span className={`dot ${status}`} aria-hidden="true" />
-          <strong className="target">{info.target}</strong>
-          <span className="status">{status}</span>
+          <strong className="target">{info.target || info.session_id}</strong>
+          <span className="status">{statusName(status)}</span>
         </span>
         <code className="command">{info.command.join(" ")}</code>
         {info.clusters.length > 0 && <span className="clusters">{info.clusters.join(", ")}</span>}
         <span className="row facts">
-          <span>{status === "ended" ? "ended" : age(now - Date.parse(info.started_at))}</span>
+          <span>{status === "ended" ? "ended" : info.started_at && age(now - Date.parse(info.started_at))}</span>
           <span>{info.ports.length > 0 ? info.ports.map((port) => `:${port.port}`).join(" ") : "no ports"}</span>
           <span>{incoming.requests.toLocaleString()} req</span>
           <span>{bytes(flow)}</span>

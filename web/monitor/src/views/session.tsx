@@ -1,7 +1,7 @@
 import { useMemo, useState } from "react";
 
 import { kill, useDetail } from "../api";
-import { age, plural } from "../format";
+import { age, plural, statusName } from "../format";
 import { Dialog } from "../parts/dialog";
 import { Tabs, type Tab } from "../parts/tabs";
 import { requestsOf } from "../parts/charts";
@@ -22,7 +22,8 @@ interface Props {
 export function SessionView({ session, tab, now, onTab }: Props) {
   const { info, events } = session;
   const isLive = info.health.status !== "ended";
-  const detail = useDetail(info.session_id, isLive);
+  const isReadable = info.health.status !== "other_version";
+  const detail = useDetail(info.session_id, isLive && isReadable);
   const requests = useMemo(() => requestsOf(events), [events]);
   const advice = useMemo(() => (detail ? suggestions(detail.state, isLive ? now : 0) : []), [detail, isLive, now]);
   const loading = () => <p className="empty">Loading…</p>;
@@ -55,13 +56,13 @@ export function SessionView({ session, tab, now, onTab }: Props) {
         </a>
         <div className="row">
           <span className={`dot ${info.health.status}`} aria-hidden="true" />
-          <h1>{info.target}</h1>
-          <span className="status">{info.health.status}</span>
+          <h1>{info.target || info.session_id}</h1>
+          <span className="status">{statusName(info.health.status)}</span>
           {isLive && <Kill session={session} />}
         </div>
         <p className="about">
           <code>{info.command.join(" ")}</code>
-          <span>{isLive ? `for ${age(now - Date.parse(info.started_at))}` : `started ${new Date(info.started_at).toLocaleString()}`}</span>
+          {info.started_at && <span>{isLive ? `for ${age(now - Date.parse(info.started_at))}` : `started ${new Date(info.started_at).toLocaleString()}`}</span>}
           {info.processes.length > 0 && (
             <span title={info.processes.map((process) => `${process.process_name} (${process.pid})`).join("\n")}>
               {plural(info.processes.length, "process", "processes")}
@@ -78,7 +79,7 @@ export function SessionView({ session, tab, now, onTab }: Props) {
           </p>
         )}
       </header>
-      <Tabs tabs={tabs} chosen={tab || "overview"} onChoose={onTab} />
+      {isReadable && <Tabs tabs={tabs} chosen={tab || "overview"} onChoose={onTab} />}
     </article>
   );
 }

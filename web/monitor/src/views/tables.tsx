@@ -1,4 +1,4 @@
-import { bytes, duration, endpoint } from "../format";
+import { bytes, duration, endpoint, plural } from "../format";
 import { DataTable, type Column } from "../parts/table";
 import type { Detail, DnsRow, FileRow, PeerRow } from "../types";
 
@@ -13,19 +13,31 @@ const FILES: Column<FileRow>[] = [
   { name: "Bytes", cell: (row) => (row.bytes > 0 ? bytes(row.bytes) : "–"), by: (row) => row.bytes, isNumber: true },
 ];
 
+/** Operations that are counted, but not in a row of a table. */
+function Omitted({ operations }: { operations: [number, string][] }) {
+  const found = operations.filter(([count]) => count > 0);
+  if (found.length === 0) return null;
+  const texts = found.map(([count, what]) => `${plural(count, "operation")} on further ${what}`);
+  return <p className="hint">Not listed, because there are too many: {texts.join("; ")}. They are in the totals.</p>;
+}
+
 export function Files({ detail }: { detail: Detail }) {
   const rank = { remote: 0, refused: 1, local: 2 };
   const rows = detail.state.files.toSorted((one, other) => rank[one.side] - rank[other.side] || other.failed - one.failed || one.path.localeCompare(other.path));
+  const { remote_files, refused_files, local_files } = detail.state.omitted;
   return (
-    <DataTable
-      caption="Files"
-      rows={rows}
-      columns={FILES}
-      keyOf={(row) => row.path}
-      textOf={(row) => `${row.path} ${row.side} ${row.last_errno ?? ""}`}
-      isProblem={(row) => row.failed > 0}
-      empty="The session has used no files."
-    />
+    <>
+      <Omitted operations={[[remote_files, "files of the target"], [refused_files, "refused paths"], [local_files, "files of this machine"]]} />
+      <DataTable
+        caption="Files"
+        rows={rows}
+        columns={FILES}
+        keyOf={(row) => `${row.side} ${row.path}`}
+        textOf={(row) => `${row.path} ${row.side} ${row.last_errno ?? ""}`}
+        isProblem={(row) => row.failed > 0}
+        empty="The session has used no files."
+      />
+    </>
   );
 }
 
@@ -40,15 +52,18 @@ const DNS: Column<DnsRow>[] = [
 
 export function Dns({ detail }: { detail: Detail }) {
   return (
-    <DataTable
-      caption="DNS"
-      rows={detail.state.dns}
-      columns={DNS}
-      keyOf={(row) => row.host}
-      textOf={(row) => `${row.host} ${row.addresses.join(" ")} ${row.last_code}`}
-      isProblem={(row) => row.failed > 0}
-      empty="The session has made no DNS queries."
-    />
+    <>
+      <Omitted operations={[[detail.state.omitted.dns, "DNS names"]]} />
+      <DataTable
+        caption="DNS"
+        rows={detail.state.dns}
+        columns={DNS}
+        keyOf={(row) => row.host}
+        textOf={(row) => `${row.host} ${row.addresses.join(" ")} ${row.last_code}`}
+        isProblem={(row) => row.failed > 0}
+        empty="The session has made no DNS queries."
+      />
+    </>
   );
 }
 
@@ -74,14 +89,17 @@ const PEERS: Column<PeerRow>[] = [
 
 export function Peers({ detail }: { detail: Detail }) {
   return (
-    <DataTable
-      caption="Connections through the target"
-      rows={detail.state.peers}
-      columns={PEERS}
-      keyOf={(row) => `${row.transport} ${endpoint(row.address, row.port)}`}
-      textOf={(row) => `${row.address}:${row.port} ${row.dns_names.join(" ")} ${row.last_errno ?? ""}`}
-      isProblem={(row) => row.failed > 0}
-      empty="The session has made no connections through the target."
-    />
+    <>
+      <Omitted operations={[[detail.state.omitted.peers, "peers"]]} />
+      <DataTable
+        caption="Connections through the target"
+        rows={detail.state.peers}
+        columns={PEERS}
+        keyOf={(row) => `${row.transport} ${endpoint(row.address, row.port)}`}
+        textOf={(row) => `${row.address}:${row.port} ${row.dns_names.join(" ")} ${row.last_errno ?? ""}`}
+        isProblem={(row) => row.failed > 0}
+        empty="The session has made no connections through the target."
+      />
+    </>
   );
 }

@@ -1,14 +1,13 @@
 //! The processes of a session: all descendants of the watcher, which is the program's parent.
 
-use std::collections::HashMap;
-use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use monitor::{Event, ProcessInfo};
+use monitor::ProcessInfo;
 use tokio::time::interval;
 
 use super::SessionContext;
+use crate::process::{self, children, name, parent};
 
 /// How often the processes are listed.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -37,70 +36,43 @@ pub(super) fn of_session(program: u32) -> Vec<ProcessInfo> {
         .collect()
 }
 
-pub(super) fn name(process: u32) -> String {
-    let name = fs::read_to_string(format!("/proc/{process}/comm"));
-    name.unwrap_or_default().trim_end().to_owned()
-}
-
-/// Emits events about processes that start and end, as long as there are subscribers.
+/// Reports what no event of the interceptor reports: processes that run without ever having executed a program, as long as
+/// there are subscribers, and the end of processes that were killed.
 pub(super) fn watch(context: Arc<SessionContext>) {
     let mut ended = context.ended.subscribe();
     tokio::spawn(async move {
         let Some(program) = context.program.get().map(|program| program.process) else {
             return;
         };
-        let mut previous: HashMap<u32, String> = HashMap::from([(program, String::new())]);
         let mut poll = interval(POLL_INTERVAL);
+        let mut previous: Vec<u32> = Vec::new();
         loop {
             tokio::select! {
                 _ = poll.tick() => {}
                 _ = ended.wait_for(|ended| *ended) => return,
             }
-            if !context.monitor.has_subscribers() {
+            let monitor = &context.monitor;
+            for pid in monitor.processes() {
+                if !is_alive(pid) {
+                    monitor.process_ended(pid);
+                }
+            }
+            if !monitor.has_subscribers() {
                 continue;
             }
-            let now: HashMap<u32, String> = of_session(program)
-                .into_iter()
-                .map(|process| (process.pid, process.process_name))
-                .collect();
-            for (pid, process_name) in &now {
-                if !previous.contains_key(pid) {
-                    context.monitor.emit(Event::LayerConnected {
-                        pid: *pid,
-                        process_name: process_name.clone(),
-                    });
+            let found = of_session(program);
+            let pids = found.iter().map(|process| process.pid).collect();
+            for process in found {
+                // One that is just about to exit was reported, and is not found twice.
+                if previous.contains(&process.pid) && is_alive(process.pid) {
+                    monitor.process_started(process.pid, || process.process_name);
                 }
             }
-            for pid in previous.keys().copied() {
-                // The end of the program itself is reported with the end of the session.
-                if !now.contains_key(&pid) && pid != program {
-                    context.monitor.emit(Event::LayerDisconnected { pid });
-                }
-            }
-            previous = now;
-            previous.entry(program).or_default();
+            previous = pids;
         }
     });
 }
 
-fn children(process: u32) -> Vec<u32> {
-    let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else {
-        return Vec::new();
-    };
-    let lists = tasks
-        .flatten()
-        .filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    lists
-        .flat_map(|list| {
-            let numbers = list.split_whitespace().filter_map(|text| text.parse().ok());
-            numbers.collect::<Vec<u32>>()
-        })
-        .collect()
-}
-
-/// The format is "pid (name) state parent …", and the name may contain any characters.
-fn parent(process: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    let (_, rest) = stat.rsplit_once(") ")?;
-    rest.split_whitespace().nth(1)?.parse().ok()
+fn is_alive(pid: u32) -> bool {
+    process::state(pid).is_some_and(|state| state != 'Z')
 }

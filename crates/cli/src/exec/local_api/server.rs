@@ -1,8 +1,8 @@
 //! The HTTP server on the socket of a session.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,11 @@ use axum::{Json, Router};
 use http_body_util::channel::{Channel, Sender};
 use monitor::stream;
 use monitor::{Counters, Level};
-use proxy::{EventBatch, EventSubscription};
+use proxy::{EventBatch, EventSubscription, Remover};
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
 use serde_json::json;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
@@ -31,31 +35,53 @@ const COUNTERS_INTERVAL: Duration = Duration::from_secs(1);
 /// How many chunks are buffered for a subscriber. Further events wait in the session's ring buffer.
 const MAX_BUFFERED_CHUNKS: usize = 2;
 
-/// The socket's file, which is removed when this is dropped.
+/// How many connections wait while the session is stopped. Further ones are refused at once.
+const MAX_PENDING_CONNECTIONS: i32 = 64;
+
+/// The socket's file, which is removed when this is dropped, or when this process is killed.
 #[derive(Debug)]
-pub(super) struct Socket(PathBuf);
+pub(super) struct Socket {
+    path: PathBuf,
+    _remover: Option<Remover>,
+}
 
 impl Socket {
     pub(super) fn open(folder: &Folder, id: &str) -> Result<(Self, UnixListener)> {
         folder.create()?;
         let path = folder.socket(id);
         // The socket gets its final name when it is ready: a client would remove a socket that refuses connections as stale.
-        let unready = Self(path.with_extension("new"));
-        let listener =
-            UnixListener::bind(&unready.0).with_context(|| path.display().to_string())?;
-        fs::set_permissions(&unready.0, Permissions::from_mode(0o600))?;
-        fs::rename(&unready.0, &path)?;
-        Ok((Self(path), listener))
+        let unready = path.with_extension("new");
+        let remover = Remover::start([path.as_path(), &unready]);
+        let remover = remover.inspect_err(|error| {
+            tracing::debug!(%error, "no process that removes the socket");
+        });
+        let listener = open_listener(&unready).with_context(|| path.display().to_string())?;
+        fs::rename(&unready, &path)?;
+        let socket = Self {
+            path,
+            _remover: remover.ok(),
+        };
+        Ok((socket, listener))
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Serves in a task, as long as the runtime exists.
+fn open_listener(path: &Path) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Before the socket has a name, so that no other user can ever connect.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, MAX_PENDING_CONNECTIONS)?;
+    UnixListener::from_std(socket.into())
+}
+
+/// Serves in a task, as long as the runtime exists. The session continues if the server fails.
 pub(super) fn serve(context: Arc<SessionContext>, listener: UnixListener) {
     let router = Router::new()
         .route("/health", get(health))
@@ -64,12 +90,27 @@ pub(super) fn serve(context: Arc<SessionContext>, listener: UnixListener) {
         .route("/config", get(config))
         .route("/events", get(events))
         .route("/kill", post(kill))
-        .with_state(context);
+        .with_state(Arc::clone(&context));
+    let server = async { axum::serve(listener, router).await };
     tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router).await {
+        if let Some(error) = failure(server).await {
             tracing::warn!(%error, "session socket failed");
+            context.progress.report(&format!(
+                "the socket of the session has failed, so `standin ui` cannot show it any more; the session continues: {error}"
+            ));
         }
     });
+}
+
+/// Runs a server in a task of its own. Returns why it failed, also if it panicked.
+async fn failure(server: impl Future<Output = io::Result<()>> + Send + 'static) -> Option<String> {
+    match tokio::spawn(server).await {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        // With the runtime.
+        Err(error) if error.is_cancelled() => None,
+        Err(error) => Some(error.to_string()),
+    }
 }
 
 type Session = State<Arc<SessionContext>>;
@@ -172,5 +213,48 @@ fn write_counters(now: Counters, before: &mut Option<Counters>, chunk: &mut Vec<
     } else {
         stream::write_counters(&now, chunk);
         *before = Some(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_panics_is_a_reported_failure() {
+        async fn panics() -> io::Result<()> {
+            panic!("a bug")
+        }
+        assert!(failure(panics()).await.unwrap().contains("a bug"));
+        let error = io::Error::from(io::ErrorKind::OutOfMemory);
+        let fails = failure(std::future::ready(Err(error))).await;
+        assert_eq!(fails.as_deref(), Some("out of memory"));
+        assert_eq!(failure(async { Ok(()) }).await, None);
+    }
+
+    #[tokio::test]
+    async fn a_socket_is_for_its_user_alone_and_removed_with_its_session() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = Folder::new(Some(parent.path())).unwrap();
+        let (socket, _listener) = Socket::open(&folder, "a1").unwrap();
+        let mode = fs::metadata(folder.socket("a1")).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        // Nothing accepts, as in a session that was stopped.
+        let mut connected = Vec::new();
+        let refused = loop {
+            match UnixStream::connect(folder.socket("a1")).await {
+                Ok(stream) => connected.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        // The kernel's queue has room for one more.
+        assert_eq!(connected.len(), MAX_PENDING_CONNECTIONS as usize + 1);
+        drop(socket);
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
     }
 }

@@ -72,7 +72,7 @@ const INVALID: &[(&str, Option<&str>, &str)] = &[
     (
         "operator/multiCluster/clusters",
         None,
-        "`operator.multiCluster.clusters` names no cluster",
+        "`operator.multiCluster.clusterName` is set, and `operator.multiCluster.clusters` names no cluster",
     ),
     (
         "operator/multiCluster/defaultCluster",
@@ -125,9 +125,9 @@ const INVALID: &[(&str, Option<&str>, &str)] = &[
         "`operator.multiCluster.clusters.east.server` names no host",
     ),
     (
-        "operator/multiCluster/clusters/east/caData",
+        "operator/multiCluster/clusters/Team_Blue/caData",
         None,
-        "`operator.multiCluster.clusters.east.caData` is missing",
+        "`operator.multiCluster.clusters.Team_Blue.caData` is missing",
     ),
     (
         "operator/multiCluster/clusters/east/caData",

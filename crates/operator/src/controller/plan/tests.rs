@@ -73,6 +73,7 @@ fn pod(name: &str, container_id: &str, agents: &[(&str, AgentInstanceState)]) ->
         new_grant: None,
         start_failure: None,
         refused: None,
+        grant_failure: None,
     }
 }
 
@@ -219,6 +220,18 @@ fn the_reason_of_a_failed_start_is_reported() {
         let error = report.pods[0].error.as_deref();
         assert_eq!(error, Some("a policy forbids it"));
     }
+}
+
+#[test]
+fn an_agent_that_has_not_confirmed_its_grant_is_reported() {
+    let running = AgentInstanceState::Running;
+    let mut pod = pod("web", "c", &[("c", running)]);
+    pod.grant_failure = Some("the request timed out".to_owned());
+    let plan = planned(status(SessionPhase::Ready), vec![pod], at(1));
+    let report = plan.report.unwrap();
+    assert_eq!(report.phase, SessionPhase::Ready);
+    let error = report.pods[0].error.as_deref().unwrap();
+    assert!(error.contains("has not confirmed the current policies (the request timed out)"));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Tokens of a service account in the member. The administrator configures the first one; each token is used to request the
-//! next one.
+//! next one, of the same lifetime as the first.
 //!
 //! Renewed tokens are stored in a Secret whose content is not part of the chart ([`super::token_secrets`]). So `helm upgrade` may
-//! restore an old token in its own Secret without effect: of two tokens, the one that expires later is used.
+//! restore an old token in its own Secret, or remove it, without effect: of two tokens, the one that expires later is used.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::claims::Claims;
@@ -23,6 +23,11 @@ use crate::multicluster::clusters::Member;
 const MAX_TOKEN_BYTES: usize = 16 * 1024;
 /// The service account that the chart creates in a member for the Primary.
 const ACCOUNT: &str = "mirrord-operator-envoy";
+const RECEIVED: &str = ".received";
+/// The expiry in the member's response, which may be sooner than that in the token.
+const EXPIRES: &str = ".expires";
+/// The lifetime of the first token, in seconds.
+const LIFETIME: &str = ".lifetime";
 const KEY: &str = "bearerToken";
 /// The shortest lifetime that Kubernetes grants.
 const MIN_LIFETIME: Duration = Duration::from_secs(600);
@@ -38,11 +43,17 @@ pub(crate) struct Token {
     pub(crate) claims: Claims,
     /// When the operator received it, by its own clock. The member's clock may differ.
     pub(crate) received: Option<Timestamp>,
+    /// The lifetime of the administrator's token, if this one was requested by the operator. The member may have granted less.
+    original_lifetime: Option<Duration>,
 }
 
 impl Token {
     fn new(text: Vec<u8>, received: Option<Timestamp>) -> Option<Self> {
-        let text = String::from_utf8(text).ok()?.trim().to_owned();
+        // A token may be wrapped, as long lines often are.
+        let text = String::from_utf8(text)
+            .ok()?
+            .trim()
+            .replace(['\r', '\n'], "");
         // A token has to be a valid header value.
         let is_plausible = (1..=MAX_TOKEN_BYTES).contains(&text.len())
             && text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -50,6 +61,7 @@ impl Token {
             claims: Claims::read(&text).unwrap_or_default(),
             text: SecretString::from(text),
             received,
+            original_lifetime: None,
         })
     }
 
@@ -79,18 +91,17 @@ impl Token {
         start.checked_add(self.lifetime()? * 3 / 5).ok()
     }
 
-    /// The lifetime to request for the next token: that of this token.
+    /// The lifetime to request for the next token: that of the first one.
     pub(crate) fn requested_lifetime(&self) -> Duration {
-        let lifetime = self
-            .lifetime()
-            .and_then(|lifetime| Duration::try_from(lifetime).ok())
-            .unwrap_or_default();
-        lifetime.max(MIN_LIFETIME)
+        let own = || Duration::try_from(self.lifetime()?).ok();
+        let lifetime = self.original_lifetime.or_else(own);
+        lifetime.unwrap_or_default().max(MIN_LIFETIME)
     }
 }
 
 /// Chooses between the token of the administrator's Secret and the renewed one. A renewed token that the member has rejected is
-/// not used if there is another one: the service account may have been recreated.
+/// not used if there is another one: the service account may have been recreated. Without the administrator's Secret, which is
+/// needed only for the first token, the renewed one stays in use.
 pub(crate) fn choose(
     member: &Member,
     configured: Option<&Secret>,
@@ -98,41 +109,57 @@ pub(crate) fn choose(
     rejected: Option<&SecretString>,
     now: Timestamp,
 ) -> Result<Token, NoCredential> {
-    let configured = match configured {
-        Some(secret) => value(secret, KEY).and_then(|text| {
-            Token::new(text, None).ok_or(NoCredential::Unreadable {
-                secret: member.secret(),
-                key: KEY,
-                why: "is no token of at most 16 KiB",
-            })
-        }),
-        None => Err(NoCredential::NoSecret(member.secret())),
-    };
-    // Without the administrator's Secret, the member must not be used.
-    let mut configured = configured?;
-    if configured.claims.issued > Some(now) {
-        // The member's clock is ahead. By its clock, the token would be renewed too late.
-        configured.received = Some(now);
-    }
-    let is_rejected = |token: &Token| {
-        rejected.is_some_and(|rejected| rejected.expose_secret() == token.text.expose_secret())
-    };
-    // The member's clock decides and may differ. So a token is used until it has certainly expired.
-    let expired = |token: &Token| {
-        token
-            .expires()
-            .filter(|expires| expires.duration_until(now) > MAX_CLOCK_SKEW)
-    };
     let renewed = renewed.and_then(|secret| renewed_token(secret, &member.name));
-    let token = match renewed.filter(|renewed| is_successor(renewed, &configured)) {
-        // A rejection may be temporary. If the other token has expired, the rejected one is tried again.
-        Some(renewed) if !is_rejected(&renewed) || expired(&configured).is_some() => renewed,
-        _ => configured,
+    let token = match (configured, renewed) {
+        (None, None) => return Err(NoCredential::NoSecret(member.secret())),
+        (None, Some(renewed)) => renewed,
+        (Some(secret), renewed) => {
+            let configured = configured_token(secret, now)?;
+            choose_between(configured, renewed, rejected, now)
+        }
     };
-    match expired(&token) {
+    match expired(&token, now) {
         Some(expires) => Err(NoCredential::Expired(expires.to_string())),
         None => Ok(token),
     }
+}
+
+fn configured_token(secret: &Secret, now: Timestamp) -> Result<Token, NoCredential> {
+    let text = value(secret, KEY)?;
+    let mut token = Token::new(text, None).ok_or_else(|| NoCredential::Unreadable {
+        secret: secret.name_any(),
+        key: KEY,
+        why: "is no token of at most 16 KiB",
+    })?;
+    if token.claims.issued > Some(now) {
+        // The member's clock is ahead. By its clock, the token would be renewed too late.
+        token.received = Some(now);
+    }
+    Ok(token)
+}
+
+fn choose_between(
+    configured: Token,
+    renewed: Option<Token>,
+    rejected: Option<&SecretString>,
+    now: Timestamp,
+) -> Token {
+    let is_rejected = |token: &Token| {
+        rejected.is_some_and(|rejected| rejected.expose_secret() == token.text.expose_secret())
+    };
+    match renewed.filter(|renewed| is_successor(renewed, &configured)) {
+        // A rejection may be temporary. If the other token has expired, the rejected one is tried again.
+        Some(renewed) if !is_rejected(&renewed) || expired(&configured, now).is_some() => renewed,
+        _ => configured,
+    }
+}
+
+/// When the token has expired, if it has. The member's clock decides and may differ, so a token is used until it has certainly
+/// expired.
+fn expired(token: &Token, now: Timestamp) -> Option<Timestamp> {
+    token
+        .expires()
+        .filter(|expires| expires.duration_until(now) > MAX_CLOCK_SKEW)
 }
 
 /// A warning about a token that is not renewed. `failure` is the error of the last renewal, if this replica tried one.
@@ -164,24 +191,18 @@ fn is_successor(renewed: &Token, configured: &Token) -> bool {
 
 fn renewed_token(secret: &Secret, member: &str) -> Option<Token> {
     let data = secret.data.as_ref()?;
-    let time = |key: String| {
-        let time = data.get(&key)?;
-        std::str::from_utf8(&time.0).ok()?.parse().ok()
+    let text = |suffix| {
+        let value = data.get(&format!("{member}{suffix}"))?;
+        std::str::from_utf8(&value.0).ok()
     };
-    let token = Token::new(data.get(member)?.0.clone(), time(received_key(member)))?;
-    Some(match time(expires_key(member)) {
+    let time = |suffix| text(suffix)?.parse().ok();
+    let mut token = Token::new(data.get(member)?.0.clone(), time(RECEIVED))?;
+    let lifetime = text(LIFETIME).and_then(|seconds| seconds.parse().ok());
+    token.original_lifetime = lifetime.map(Duration::from_secs);
+    Some(match time(EXPIRES) {
         Some(expires) => token.expiring_by(expires),
         None => token,
     })
-}
-
-fn received_key(member: &str) -> String {
-    format!("{member}.received")
-}
-
-/// The expiry in the member's response, which may be sooner than that in the token.
-fn expires_key(member: &str) -> String {
-    format!("{member}.expires")
 }
 
 /// Requests the next token from the member, with the current one. A token without an account is assumed to belong to the
@@ -212,9 +233,13 @@ pub(crate) async fn renew(
         return Err(no_token());
     };
     let expires = status.expiration_timestamp.0;
-    let next = Token::new(status.token.into_bytes(), Some(now));
-    // The member may grant a shorter lifetime than requested. The sooner expiry of token and response is used.
-    Ok(next.ok_or_else(no_token)?.expiring_by(expires))
+    let next = Token::new(status.token.into_bytes(), Some(now)).ok_or_else(no_token)?;
+    // The member may grant a shorter lifetime than requested. The sooner expiry of token and response is used, and the next
+    // request is for the original lifetime again.
+    Ok(Token {
+        original_lifetime: Some(token.requested_lifetime()),
+        ..next.expiring_by(expires)
+    })
 }
 
 /// Inserts a member's token into its Secret.
@@ -222,14 +247,19 @@ pub(crate) fn insert(mut secret: Secret, member: &str, token: &Token) -> Secret 
     let data = secret.data.get_or_insert_default();
     let text = token.text.expose_secret().as_bytes().to_vec();
     data.insert(member.to_owned(), ByteString(text));
-    let times = [
-        (received_key(member), token.received),
-        (expires_key(member), token.claims.expires),
+    let lifetime = token
+        .original_lifetime
+        .map(|lifetime| lifetime.as_secs().to_string());
+    let known = [
+        (RECEIVED, token.received.map(|time| time.to_string())),
+        (EXPIRES, token.claims.expires.map(|time| time.to_string())),
+        (LIFETIME, lifetime),
     ];
-    for (key, time) in times {
-        match time {
-            Some(time) => data.insert(key, ByteString(time.to_string().into_bytes())),
-            // The time of the previous token is invalid for this one.
+    for (suffix, value) in known {
+        let key = format!("{member}{suffix}");
+        match value {
+            Some(value) => data.insert(key, ByteString(value.into_bytes())),
+            // The value of the previous token is invalid for this one.
             None => data.remove(&key),
         };
     }

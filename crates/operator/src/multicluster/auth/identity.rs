@@ -12,14 +12,15 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use jiff::Timestamp;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
 use secrecy::SecretString;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::presign::{AwsCredentials, sts_host};
+use super::public_roots;
 use crate::multicluster::environment;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -101,13 +102,11 @@ async fn send_request(endpoint: &Uri, body: String) -> Result<String, BoxError> 
     }
 }
 
-/// The image has no root certificates, so they are compiled in.
 fn connector() -> Result<TlsConnector, BoxError> {
-    let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
+        .with_root_certificates(public_roots())
         .with_no_client_auth();
     Ok(TlsConnector::from(Arc::new(config)))
 }

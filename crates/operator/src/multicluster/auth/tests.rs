@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use parking_lot::Mutex;
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 
@@ -316,6 +318,77 @@ async fn a_huge_token_of_a_member_is_refused() {
     }
 }
 
+/// A member may grant less than the original lifetime, and more again later.
+#[tokio::test]
+async fn each_request_is_for_the_original_lifetime() {
+    let mut stored = secret(RENEWED, &[]);
+    let first = configured(&jwt("envoy", -600, 86_400 - 600));
+    for granted in [1000, 2000] {
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let (seen, text) = (Arc::clone(&requests), jwt("envoy", 0, 90_000 + granted));
+        let member_client = stub::storing(move |request| {
+            seen.lock()
+                .push(request.unwrap()["spec"]["expirationSeconds"].clone());
+            let response = serde_json::json!({
+                "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {},
+                "spec": {"audiences": []},
+                "status": {"token": text, "expirationTimestamp": at(86_400 + granted).to_string()},
+            });
+            stub::json_response(http::StatusCode::CREATED, &response)
+        });
+        let current = choose(&member(), Some(&first), Some(&stored), None, at(0));
+        let mut next = bearer::renew(&member_client, &current.ok().unwrap(), "tools", at(0))
+            .await
+            .unwrap();
+        next.claims.issued = Some(at(86_400));
+        stored = bearer::insert(stored, "east", &next);
+        assert_eq!(*requests.lock(), [86_400], "{granted}");
+    }
+}
+
+/// The administrator's Secret is needed only for the first token.
+#[test]
+fn a_renewed_token_needs_no_first_secret() {
+    let long = jwt("envoy", 2000, 5600);
+    let renewed = secret(RENEWED, &[("east", &long)]);
+    let chosen = |rejected, now| choose(&member(), None, Some(&renewed), rejected, at(now));
+    let rejected = SecretString::from(long.clone());
+    // A rejection may be temporary, and there is no other token.
+    for rejected in [None, Some(&rejected)] {
+        let token = chosen(rejected, 3000).ok().unwrap();
+        assert_eq!(token.text.expose_secret(), &long);
+    }
+    let expected = NoCredential::Expired(at(5600).to_string());
+    assert_eq!(chosen(None, 7000).err(), Some(expected));
+    // The token of another member.
+    let other = secret(RENEWED, &[("west", &long)]);
+    let missing = choose(&member(), None, Some(&other), None, at(3000)).err();
+    let expected = NoCredential::NoSecret("mirrord-cluster-east".to_owned());
+    assert_eq!(missing, Some(expected));
+    // A Secret that is not meant for the operator is an error, also beside a renewed token.
+    let mut unlabelled = configured(&long);
+    unlabelled.metadata.labels = None;
+    let error = choose(&member(), Some(&unlabelled), Some(&renewed), None, at(3000)).err();
+    assert!(matches!(error, Some(NoCredential::NoLabel(_))), "{error:?}");
+}
+
+#[test]
+fn wrapped_tokens_are_joined() {
+    let text = jwt("envoy", 0, 3600);
+    let (start, end) = text.split_at(20);
+    let wrapped = configured(&format!("{start}\r\n{end}\n"));
+    let token = choose(&member(), Some(&wrapped), None, None, at(0));
+    assert_eq!(token.ok().unwrap().text.expose_secret(), &text);
+}
+
+/// Without authorities, the member's server is verified with the public ones. The image has none of its own.
+#[tokio::test]
+async fn a_client_needs_no_authorities() {
+    assert!(public_roots().roots.len() > 50);
+    let token = Credential::Token(SecretString::from("token"));
+    assert!(client(&member(), &token).is_ok());
+}
+
 #[test]
 fn times_of_the_previous_token_are_removed() {
     let before = secret(
@@ -323,6 +396,7 @@ fn times_of_the_previous_token_are_removed() {
         &[
             ("east.received", "2026-01-27T09:22:55Z"),
             ("east.expires", "2026-01-27T09:22:55Z"),
+            ("east.lifetime", "600"),
         ],
     );
     let opaque = choose(&member(), Some(&configured("opaque")), None, None, at(0));

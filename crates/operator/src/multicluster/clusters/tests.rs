@@ -25,7 +25,7 @@ fn read(changes: &[(&str, &str)]) -> Result<MultiCluster, InvalidClusters> {
         assert!(text.contains(old), "{old} is not in {text}");
         text = text.replacen(old, new, 1);
     }
-    MultiCluster::read(&text)
+    MultiCluster::read(&text, false)
 }
 
 #[test]
@@ -188,15 +188,112 @@ fn authorities_are_validated() {
     };
     let key = "LS0tLS1CRUdJTiBYIEtFWS0tLS0tCkFBQUEKLS0tLS1FTkQgWCBLRVktLS0tLQo=";
     for (data, expected) in [
-        ("", "is missing"),
         ("?", "is not base64"),
         ("QUFB", "is not base64 of certificates in PEM"),
         (key, "is not base64 of certificates in PEM"),
     ] {
-        let message = MultiCluster::read(&entry(data)).unwrap_err().to_string();
+        let message = MultiCluster::read(&entry(data), false)
+            .unwrap_err()
+            .to_string();
         let expected = format!("`operator.multiCluster.clusters.b.caData` {expected}");
         assert!(message.starts_with(&expected), "{message}");
     }
-    let empty = MultiCluster::read("{clusterName: a, defaultCluster: a}").unwrap_err();
+    let empty = MultiCluster::read("{clusterName: a, defaultCluster: a}", false).unwrap_err();
     assert!(empty.to_string().contains("clusters` names no cluster"));
+}
+
+/// Without authorities, the certificate of the API server is verified with the public ones. Those of EKS are private.
+#[test]
+fn authorities_may_be_left_out() {
+    let without = |line: &str| {
+        let with = format!("{line}, caData: {}", authority());
+        let text = format!(
+            "{{clusterName: a, defaultCluster: b, clusters: [{{{line}}}, {{{}}}]}}",
+            with.replace("name: b", "name: c")
+        );
+        MultiCluster::read(&text, false)
+    };
+    for method in ["bearerToken", "mtls"] {
+        let line = format!("name: b, authType: {method}, server: 'https://b'");
+        let clusters = without(&line).unwrap();
+        assert_eq!(clusters.members[0].authorities, None, "{method}");
+        let configured = clusters.members[1].authorities.as_ref();
+        assert_eq!(configured.map(Vec::len), Some(1), "{method}");
+    }
+    let eks = without("name: b, authType: eks, region: eu-north-1, server: 'https://b'");
+    let message = eks.unwrap_err().to_string();
+    let expected = "`operator.multiCluster.clusters.b.caData` is missing: `authType: eks` needs it";
+    assert!(message.starts_with(expected), "{message}");
+}
+
+/// Line ends are what `base64` of GNU writes.
+#[test]
+fn wrapped_authorities_are_accepted() {
+    let data = authority();
+    let (first, rest) = data.split_at(76);
+    let text = format!(
+        "clusterName: a\ndefaultCluster: b\nclusters:\n- name: b\n  authType: mtls\n  server: https://b\n  caData: |\n    {first}\n    {rest}\n"
+    );
+    let clusters = MultiCluster::read(&text, false).unwrap();
+    assert_eq!(clusters.members[0].authorities.as_ref().unwrap().len(), 1);
+}
+
+#[test]
+fn names_are_those_of_secrets() {
+    let named = |name: &str| read(&[("name: on-prem", &format!("name: '{name}'"))]);
+    let longest = "a".repeat(MAX_NAME_LENGTH);
+    for name in ["prod.k8s.example.com", "1", "a-b.c-d", longest.as_str()] {
+        let clusters = named(name).unwrap();
+        assert_eq!(
+            clusters.members[2].secret(),
+            format!("mirrord-cluster-{name}")
+        );
+    }
+    let too_long = "a".repeat(MAX_NAME_LENGTH + 1);
+    let wrong = [
+        "gke_project_zone_cluster",
+        "admin@prod",
+        "Prod",
+        "a..b",
+        ".a",
+        "a.",
+        "a.-b",
+        "a-.b",
+        "a/b",
+        too_long.as_str(),
+    ];
+    for name in wrong {
+        let message = named(name).unwrap_err().to_string();
+        let expected =
+            format!("`operator.multiCluster.clusters.{name}` must be a name of small letters");
+        assert!(message.starts_with(&expected), "{message}");
+    }
+}
+
+#[test]
+fn the_environment_makes_a_primary_management_only() {
+    let text = |default: &str, value: &str| {
+        format!(
+            "{{clusterName: a, defaultCluster: {default}, managementOnly: {value}, clusters: [{{name: b, authType: mtls, server: 'https://b'}}]}}"
+        )
+    };
+    for (in_file, in_environment, expected) in [
+        ("false", false, false),
+        ("false", true, true),
+        ("true", false, true),
+    ] {
+        let clusters = MultiCluster::read(&text("b", in_file), in_environment).unwrap();
+        assert_eq!(clusters.is_management_only, expected);
+    }
+    // The Default must have targets.
+    let message = MultiCluster::read(&text("a", "false"), true).unwrap_err();
+    let expected = "`operator.multiCluster.defaultCluster` is a, which has no targets";
+    assert!(message.to_string().starts_with(expected), "{message}");
+}
+
+/// The specification's example sets the Default in both ways.
+#[test]
+fn the_default_may_be_set_twice_if_both_agree() {
+    let twice = read(&[("name: staging", "name: staging, isDefault: true")]).unwrap();
+    assert_eq!(twice.default, "staging");
 }

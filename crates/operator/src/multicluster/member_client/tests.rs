@@ -107,3 +107,94 @@ async fn a_client_outlives_the_permission_to_read_its_secret() {
     assert!(!changes.has_changed().unwrap());
     assert!(member_client.access.borrow().client.is_some());
 }
+
+/// The result of a check: an error has the status of the response, if there was one.
+type Checked = Result<(), Option<u16>>;
+
+/// One failed check does not close connections that work, nor do any that the API server has answered.
+#[test]
+fn connections_are_closed_after_several_failed_checks() {
+    // The results of checks, and whether the connection is closed.
+    let cases: &[(&[Checked], bool)] = &[
+        (&[Err(None)], false),
+        (&[Err(None), Err(None)], true),
+        (&[Err(None), Ok(()), Err(None)], false),
+        (&[Err(None), Err(Some(429)), Err(None)], false),
+        (&[Err(Some(503)), Err(Some(503)), Err(Some(503))], false),
+        (&[Err(Some(401)), Err(Some(401))], true),
+        (&[Err(Some(404)), Err(None)], true),
+    ];
+    for before in [0, 3] {
+        for (checks, expected) in cases {
+            // Checks that failed before the connection was opened are not about it.
+            let mut health = MemberHealth::default();
+            for _ in 0..before {
+                health.record(Timestamp::UNIX_EPOCH, Err("no route".to_owned()), None);
+            }
+            let mut detector = OutageDetector::since(&health);
+            let closed = checks.iter().any(|result| {
+                let operator =
+                    || Box::new(MirrordOperator::new(Default::default(), Default::default()));
+                let (outcome, code) = match result {
+                    Ok(()) => (Ok(operator()), None),
+                    Err(code) => (Err("failed".to_owned()), *code),
+                };
+                health.record(Timestamp::UNIX_EPOCH, outcome, code);
+                detector.detect(&health).is_some()
+            });
+            assert_eq!(closed, *expected, "{checks:?} after {before}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_member_that_would_refuse_sessions_says_so() {
+    let denied = "ValidatingAdmissionPolicy 'mirrord-operator-sessions' denied request";
+    // The response of the member, and what is known from it.
+    let cases = [
+        (http::StatusCode::CREATED, Some(None)),
+        (http::StatusCode::CONFLICT, Some(None)),
+        (http::StatusCode::FORBIDDEN, Some(Some(denied))),
+        (http::StatusCode::UNPROCESSABLE_ENTITY, Some(Some(denied))),
+        (http::StatusCode::TOO_MANY_REQUESTS, None),
+        (http::StatusCode::SERVICE_UNAVAILABLE, None),
+    ];
+    for (status, expected) in cases {
+        let mut response = serde_json::to_value(probe_session()).unwrap();
+        if !status.is_success() {
+            response = json!({
+                "kind": "Status", "status": "Failure", "code": status.as_u16(), "reason": "", "message": denied,
+            });
+        }
+        let client = stub::client(move |path| {
+            assert!(path.contains("dryRun=All"), "{path}");
+            stub::json_response(status, &response)
+        });
+        match (check_refusal(&client).await, expected) {
+            (Some(Some(refusal)), Some(Some(expected))) => {
+                assert!(refusal.contains(expected), "{refusal}");
+            }
+            (Some(None), Some(None)) | (None, None) => {}
+            (found, expected) => panic!("{status}: {found:?} instead of {expected:?}"),
+        }
+    }
+}
+
+/// Without a role, only the members on EKS cannot be used.
+#[tokio::test]
+async fn a_missing_role_is_an_error_of_the_member() {
+    let region = "eu-north-1".to_owned();
+    let member_client = MemberClient::new(stub::member(AuthMethod::Eks { region }));
+    let secrets = Api::namespaced(forbidding("nothing"), "tools");
+    let mut access = member_client.access.subscribe();
+    let error = access.wait_for(|access| access.error.is_some());
+    let error = timeout(Duration::from_secs(60), error);
+    tokio::select! {
+        () = member_client.run(secrets, None) => panic!("the client has stopped"),
+        access = error => {
+            let error = access.expect("the error is reported").unwrap().error.clone();
+            let text = error.unwrap().to_string();
+            assert!(text.contains("has no role in AWS") && text.contains("sa.roleArn"), "{text}");
+        }
+    }
+}

@@ -13,21 +13,37 @@ use super::MemberClusters;
 use crate::Shared;
 use crate::authorize::authorize;
 use crate::connect::resume::find_or_create;
-use crate::connect::{Caller, ConnectRequest};
+use crate::connect::{Caller, ConnectRequest, check_targetless};
 use crate::controller::workload;
 use crate::front_proxy::User;
 use crate::multicluster::clusters::MultiCluster;
 use crate::response::Refusal;
 use crate::settings::SessionSettings;
 
-/// How long a client waits for its session. The controller's startup timeout is a little shorter.
-const READY_TIMEOUT: Duration = Duration::from_secs(75);
+/// How much longer than the controller's startup timeout a client waits for its session, so that it gets the reason.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl MemberClusters {
     /// Whether a session spans several clusters. A client may request a session in this cluster alone.
     pub(crate) fn accepts(&self, parameters: &ConnectParameters) -> bool {
         parameters.multi_cluster != Some(false)
     }
+
+    /// Checks that this cluster may have agents, for a session in it alone.
+    pub(crate) fn check_local(&self) -> Result<(), Refusal> {
+        check_local(&self.membership().clusters)
+    }
+}
+
+fn check_local(clusters: &MultiCluster) -> Result<(), Refusal> {
+    if !clusters.is_management_only {
+        return Ok(());
+    }
+    Err(Refusal::unprocessable(format!(
+        "the cluster {} only coordinates others and has no sessions itself (`operator.multiCluster.managementOnly` of its \
+         chart); leave `multi_cluster: false` out",
+        clusters.name
+    )))
 }
 
 /// Authorizes the user, finds or creates the parent, waits until it is ready, and returns its name.
@@ -48,14 +64,15 @@ pub(crate) async fn admit(
     .await?;
     let client = Caller::read(headers)?;
     let labels = connect_request.parameters.label_target.as_deref();
-    workload(&connect_request.namespace, &connect_request.target, labels)
+    let target = workload(&connect_request.namespace, &connect_request.target, labels)
         .map_err(|invalid| Refusal::bad_request(invalid.to_string()))?;
+    check_targetless(target.as_ref(), &shared.settings)?;
     let parent = new_parent(
-        &members.clusters,
+        &members.membership().clusters,
         user,
         connect_request,
         &client,
-        &shared.settings.session,
+        &members.settings.session,
     );
     let parent = find_or_create(&shared.client, &parent).await?;
     wait_until_ready(members, &parent).await?;
@@ -87,6 +104,8 @@ fn new_parent(
         on_unreachable: clusters.on_unreachable,
         label_target: connect_request.parameters.label_target.clone(),
         key: connect_request.parameters.key.clone(),
+        on_concurrent_steal: connect_request.parameters.on_concurrent_steal,
+        profile: connect_request.parameters.profile.clone(),
         client_cli_version: client.version.clone(),
         resume_window_secs: connect_request.resume_window(settings).as_secs(),
         client_certificate: client.certificate.to_string(),
@@ -104,7 +123,8 @@ async fn wait_until_ready(
 ) -> Result<(), Refusal> {
     let mut changes = members.sessions.subscribe();
     let name = parent.name_any();
-    let ready = timeout(READY_TIMEOUT, async {
+    let ready_timeout = members.settings.startup_timeout + REPORT_TIMEOUT;
+    let ready = timeout(ready_timeout, async {
         let mut was_cached = false;
         loop {
             let cached = members.sessions.get(&name);
@@ -123,9 +143,12 @@ async fn wait_until_ready(
         }
     });
     ready.await.unwrap_or_else(|_| {
+        let status = members.sessions.get(&name).and_then(|parent| parent.status.clone());
+        let reason = status.and_then(|status| status.message);
+        let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
         Err(Refusal::unavailable(format!(
-            "the session was not ready within {} s; `kubectl get mmcs {name} -o yaml` shows details",
-            READY_TIMEOUT.as_secs()
+            "the session was not ready within {} s{reason}; `kubectl get mmcs {name} -o yaml` shows details",
+            ready_timeout.as_secs()
         )))
     })
 }

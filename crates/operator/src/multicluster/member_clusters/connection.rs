@@ -151,6 +151,8 @@ fn path(parent: &MirrordMultiClusterSession) -> String {
     let parameters = ConnectParameters {
         connect: true,
         label_target: parent.spec.label_target.clone(),
+        on_concurrent_steal: parent.spec.on_concurrent_steal,
+        profile: parent.spec.profile.clone(),
         multi_cluster: Some(false),
         ..ConnectParameters::default()
     };

@@ -88,7 +88,7 @@ impl MultiClusterRouter {
             .iter()
             .map(|connection| connection.state.clone())
             .collect();
-        let mut heartbeats = interval(self.shared.settings.session.heartbeat(HEARTBEAT_INTERVAL));
+        let mut heartbeats = interval(members.settings.session.heartbeat(HEARTBEAT_INTERVAL));
         heartbeats.tick().await;
         let mut sent = None;
         let mut is_draining = false;
@@ -193,13 +193,13 @@ impl MultiClusterRouter {
                 return channel.refuse("the session's child in this cluster has ended");
             };
             match relay::address_of(&session, number) {
-                Ok(address) => tokio::spawn(async move {
-                    match relay::connect_to_agent(address).await {
-                        Ok(agent) => drop(relay::relay_bytes(&shared, channel, agent).await),
-                        Err(error) => channel
-                            .refuse(&format!("the agent at {address} is unreachable: {error}")),
-                    }
-                }),
+                Ok(address) => {
+                    let agent = (connection.child.clone(), number);
+                    tokio::spawn(async move {
+                        let (metrics, stopped) = (&shared.metrics, &shared.stopped_agents);
+                        relay::relay_to_agent(metrics, stopped, &agent, address, channel).await;
+                    })
+                }
                 Err(reason) => return channel.refuse(&reason),
             };
             return;
@@ -241,7 +241,7 @@ impl MultiClusterRouter {
 
 async fn relay_to_member(shared: &Shared, client: Channel, member: Channel) {
     // The member's refusal is forwarded to the client. The two ends handle all other errors.
-    if let Err((client, error)) = relay::relay_bytes(shared, client, member).await
+    if let Err((client, error)) = relay::relay_bytes(&shared.metrics, client, member).await
         && error.kind() == io::ErrorKind::ConnectionRefused
     {
         client.refuse(&error.to_string());

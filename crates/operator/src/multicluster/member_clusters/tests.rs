@@ -11,6 +11,8 @@ use super::super::stub;
 use super::*;
 use crate::background::Background;
 use crate::metrics::FailedTasks;
+use crate::multicluster::clusters::Member;
+use crate::settings::SessionSettings;
 
 fn now() -> Timestamp {
     "2026-01-27T09:22:55Z".parse().unwrap()
@@ -58,6 +60,18 @@ fn members_have_the_format_that_clients_expect() {
     };
     let shown = cluster_json(&without, &healthy);
     assert!(shown["error"].as_str().unwrap().contains("does not exist"));
+    assert!(shown.get("connected").is_none(), "{shown}");
+    assert_eq!(
+        cluster_json(&MemberAccess::default(), &MemberHealth::default()),
+        json!({"name": "remote-1", "error": "the member was not checked yet"})
+    );
+    // A healthy member that would refuse sessions.
+    let refusing = MemberHealth {
+        refusal: Some("the member refuses sessions".to_owned()),
+        ..healthy.clone()
+    };
+    let shown = cluster_json(&MemberAccess::default(), &refusing);
+    assert_eq!(shown["error"], "the member refuses sessions");
     assert!(shown.get("connected").is_none(), "{shown}");
     let ending = MemberAccess {
         certificate_expires: Some(now()),
@@ -130,29 +144,99 @@ fn with_secret(mut changes: Option<mpsc::UnboundedReceiver<serde_json::Value>>) 
     })
 }
 
+fn clusters(members: Vec<Member>) -> MultiCluster {
+    MultiCluster {
+        name: "hub".to_owned(),
+        default: "east".to_owned(),
+        is_management_only: true,
+        on_unreachable: api::multicluster::OnUnreachable::Continue,
+        members,
+    }
+}
+
+/// A Primary with the member east.
+fn member_clusters(client: Client) -> MemberClusters {
+    let background = Background::new(CancellationToken::new(), FailedTasks::default());
+    let east = stub::member(AuthMethod::BearerToken);
+    MemberClusters {
+        settings: PrimarySettings {
+            config_map: "clusters".to_owned(),
+            session: SessionSettings {
+                time_to_live: Duration::from_secs(60),
+                max_resume: Duration::from_secs(900),
+                max_age: None,
+                review_interval: Duration::from_secs(300),
+            },
+            startup_timeout: Duration::from_secs(75),
+        },
+        membership: watch::Sender::new(Arc::new(Membership::new(clusters(vec![east])))),
+        configuration_error: watch::Sender::default(),
+        sessions: ParentCache::start(client.clone(), &background, "parents"),
+        secrets: Api::namespaced(client.clone(), "tools"),
+        client,
+        eks: None,
+        namespace: "tools".to_owned(),
+    }
+}
+
+/// Changes of the configuration take effect at once, and do not disturb other members.
+#[tokio::test]
+async fn members_change_while_the_operator_runs() {
+    let members = member_clusters(with_secret(None));
+    let east = stub::member(AuthMethod::BearerToken);
+    let west = |namespace: &str| Member {
+        name: "west".to_owned(),
+        namespace: Some(namespace.to_owned()),
+        ..stub::member(AuthMethod::Mtls)
+    };
+    let names = || {
+        let shown = members.connected_clusters(now()).into_iter();
+        shown.map(|cluster| cluster.name).collect::<Vec<_>>()
+    };
+    let client_of_east = Arc::clone(members.membership().member_client("east").unwrap());
+    assert_eq!(
+        members.client_of("west").err().as_deref(),
+        Some(NOT_CONFIGURED)
+    );
+    members.configure(Ok(clusters(vec![east.clone(), west("a")])));
+    assert_eq!(names(), ["east", "west"]);
+    assert!(members.membership().uses(&client_of_east));
+
+    let session = members.unreachable("west");
+    let mut session = std::pin::pin!(session);
+    assert!(futures_util::poll!(session.as_mut()).is_pending());
+    members.configure(Ok(clusters(vec![east.clone(), west("b")])));
+    assert_eq!(
+        session.await,
+        "the configuration of the cluster has changed"
+    );
+
+    // An invalid configuration is reported, and changes nothing.
+    members.configure(Err("the ConfigMap clusters is invalid".to_owned()));
+    assert_eq!(names(), ["east", "west"]);
+    let warning = members.connected_clusters(now()).remove(0).warning;
+    assert_eq!(
+        warning.as_deref(),
+        Some("the ConfigMap clusters is invalid")
+    );
+
+    let mut session = std::pin::pin!(members.unreachable("west"));
+    assert!(futures_util::poll!(session.as_mut()).is_pending());
+    members.configure(Ok(clusters(vec![east])));
+    assert_eq!(session.await, NOT_CONFIGURED);
+    assert_eq!(names(), ["east"]);
+    assert_eq!(members.connected_clusters(now()).remove(0).warning, None);
+    assert!(members.membership().uses(&client_of_east));
+}
+
 /// When an administrator deletes a member's Secret, its connections end with that reason. The member is used again when
 /// the Secret is restored.
 #[tokio::test]
 async fn a_member_without_its_secret_is_not_used() {
     let (change, changes) = mpsc::unbounded_channel();
     let client = with_secret(Some(changes));
-    let member_client = Arc::new(MemberClient::new(stub::member(AuthMethod::BearerToken)));
-    let background = Background::new(CancellationToken::new(), FailedTasks::default());
-    let members = MemberClusters {
-        clusters: MultiCluster {
-            name: "hub".to_owned(),
-            default: "east".to_owned(),
-            is_management_only: true,
-            on_unreachable: api::multicluster::OnUnreachable::Continue,
-            members: vec![member_client.member.clone()],
-        },
-        sessions: ParentCache::start(client.clone(), &background, "parents"),
-        secrets: Api::namespaced(client.clone(), "tools"),
-        client,
-        member_clients: vec![Arc::clone(&member_client)],
-        eks: None,
-        namespace: "tools".to_owned(),
-    };
+    let members = member_clusters(client);
+    let member_client = Arc::clone(members.membership().member_client("east").unwrap());
     let error = || members.connected_clusters(now()).remove(0).error;
     let steps = async {
         let mut access = member_client.access.subscribe();

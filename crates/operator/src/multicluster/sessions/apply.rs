@@ -9,7 +9,7 @@ use api::{MirrordClusterSession, MirrordClusterSessionSpec, MirrordMultiClusterS
 use error_chain::error_chain;
 use futures_util::future::join_all;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::time::timeout;
 
@@ -24,44 +24,54 @@ pub(super) async fn apply(
     shared: &Shared,
     members: &MemberClusters,
     parent: &MirrordMultiClusterSession,
-    plan: &Plan,
+    plan: Plan,
 ) -> Result<()> {
-    let create = plan.create.iter();
-    join_all(create.map(|cluster| create_child(members, parent, cluster))).await;
+    let created = plan.create.iter().map(async |cluster| {
+        let created = create_child(members, parent, cluster).await;
+        (cluster.clone(), created)
+    });
+    let created = join_all(created).await;
+    let plan = plan.with_created(parent, &created.into_iter().collect());
     let remove = plan.remove.iter();
     join_all(remove.map(|(cluster, name)| remove_child(members, cluster, name))).await;
-    report(shared, parent, plan).await
+    report(shared, parent, &plan).await
 }
 
-/// Creates a child. A failure is retried in the next reconciliation and does not delay the others.
+/// Creates a child. A failure is retried in the next reconciliation and does not delay the others. The error is for users.
 async fn create_child(
     members: &MemberClusters,
     parent: &MirrordMultiClusterSession,
     cluster: &str,
-) {
-    let Ok(client) = members.client_of(cluster) else {
-        return;
-    };
-    let children: Api<MirrordClusterSession> = Api::all(client);
+) -> Result<(), String> {
     let child = child_of(parent, cluster);
     let name = child.name_any();
-    match timeout(
-        REQUEST_TIMEOUT,
-        children.create(&PostParams::default(), &child),
-    )
-    .await
-    {
-        Ok(Ok(_)) => tracing::info!(session = name, cluster, "child created"),
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 => {}
-        Ok(Err(error)) => {
-            tracing::warn!(
-                session = name,
-                cluster,
-                error = error_chain(&error),
-                "child creation failed"
-            );
+    let error = match create_with(members.client_of(cluster)?, &child).await {
+        Ok(is_new) => {
+            if is_new {
+                tracing::info!(session = name, cluster, "child created");
+            }
+            return Ok(());
         }
-        Err(_) => tracing::warn!(session = name, cluster, "child creation timed out"),
+        Err(error) => error,
+    };
+    tracing::warn!(session = name, cluster, error, "child creation failed");
+    Err(format!("its session cannot be created there: {error}"))
+}
+
+/// Whether the child was created by this request.
+async fn create_with(client: Client, child: &MirrordClusterSession) -> Result<bool, String> {
+    let children: Api<MirrordClusterSession> = Api::all(client);
+    let parameters = PostParams::default();
+    let created = children.create(&parameters, child);
+    match timeout(REQUEST_TIMEOUT, created).await {
+        Ok(Ok(_)) => Ok(true),
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Ok(false),
+        Ok(Err(kube::Error::Api(status))) => Err(status.message.clone()),
+        Ok(Err(error)) => Err(error_chain(&error)),
+        Err(_) => Err(format!(
+            "the API server did not respond within {} s",
+            REQUEST_TIMEOUT.as_secs()
+        )),
     }
 }
 
@@ -74,6 +84,8 @@ fn child_of(parent: &MirrordMultiClusterSession, cluster: &str) -> MirrordCluste
         target: spec.target.clone(),
         label_target: spec.label_target.clone(),
         key: spec.key.clone(),
+        on_concurrent_steal: spec.on_concurrent_steal,
+        profile: spec.profile.clone(),
         client_cli_version: spec.client_cli_version.clone(),
         multi_cluster_parent_name: Some(parent.name_any()),
         generation: generation(parent, cluster),

@@ -6,11 +6,11 @@ use std::time::Duration;
 use api::MirrordClusterSession;
 use api::multicluster::PARENT_LABEL;
 use error_chain::error_chain;
-use futures_util::future::join_all;
 use futures_util::{Stream, StreamExt as _};
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::watcher;
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -21,6 +21,7 @@ use crate::Shared;
 use crate::multicluster::bounds;
 use crate::multicluster::member_client::{MemberAccess, MemberClient, MemberHealth};
 use crate::multicluster::member_clusters::MemberClusters;
+use crate::multicluster::member_clusters::membership::{Membership, for_each_member};
 
 mod budget;
 
@@ -31,7 +32,9 @@ const OVERLOAD_DELAY: Duration = Duration::from_secs(60);
 
 /// The children in all clusters. It lives as long as the replica leads.
 pub(super) struct Children {
-    members: Vec<MemberChildren>,
+    membership: watch::Receiver<Arc<Membership>>,
+    /// Those of removed members stay until the next member is added.
+    members: Mutex<Vec<Arc<MemberChildren>>>,
     /// The number of changes, which trigger reconciliations.
     changes: watch::Sender<u64>,
 }
@@ -60,31 +63,47 @@ impl Children {
         shared: &Arc<Shared>,
         clusters: &MemberClusters,
     ) -> (Arc<Self>, impl Future<Output = ()> + use<>) {
-        let mut writers = Vec::new();
-        let mut members = Vec::new();
-        for member_client in clusters.member_clients() {
-            let (reader, writer) = store();
-            writers.push(writer);
-            members.push(MemberChildren {
-                client: Arc::clone(member_client),
-                store: reader,
-                state: watch::Sender::default(),
-            });
-        }
         let children = Arc::new(Self {
-            members,
+            membership: clusters.membership_changes(),
+            members: Mutex::default(),
             changes: watch::Sender::default(),
         });
         let (watched, shared) = (Arc::clone(&children), Arc::clone(shared));
         let watching = async move {
-            let members = watched.members.iter().zip(writers);
-            let members = members.map(|(member, writer)| member.watch(writer, &watched.changes));
+            let membership = watched.membership.clone();
+            let members = for_each_member(membership, async |client| watched.watch(client).await);
             tokio::join!(
-                join_all(members),
+                members,
+                watched.watch_membership(),
                 watch_local_children(&shared, &watched.changes)
             );
         };
         (children, watching)
+    }
+
+    /// Watches the children in one member, as long as it is configured.
+    async fn watch(&self, client: Arc<MemberClient>) {
+        let (reader, writer) = store();
+        let member = Arc::new(MemberChildren {
+            client,
+            store: reader,
+            state: watch::Sender::default(),
+        });
+        {
+            let membership = self.membership.borrow();
+            let mut members = self.members.lock();
+            members.retain(|member| membership.uses(&member.client));
+            members.push(Arc::clone(&member));
+        }
+        member.watch(writer, &self.changes).await;
+    }
+
+    /// A member that is not configured any more changes the plan.
+    async fn watch_membership(&self) {
+        let mut membership = self.membership.clone();
+        while membership.changed().await.is_ok() {
+            notify(&self.changes);
+        }
     }
 
     /// An item for each change, of any session.
@@ -97,16 +116,19 @@ impl Children {
     }
 
     pub(super) fn observe(&self, shared: &Shared, cluster: &str, name: &str) -> Observed {
-        let members = shared.members.as_ref();
-        let is_local = members.is_some_and(|members| members.clusters.name == cluster);
-        if is_local {
+        let membership = Arc::clone(&self.membership.borrow());
+        if membership.clusters.name == cluster {
             let is_complete = shared.sessions.is_filled();
             return observed(shared.sessions.get(name), is_complete);
         }
-        let mut members = self.members.iter();
-        match members.find(|member| member.client.member.name == cluster) {
+        let Some(client) = membership.member_client(cluster) else {
+            return Observed::Unconfigured;
+        };
+        let members = self.members.lock();
+        let mut members = members.iter();
+        match members.find(|member| Arc::ptr_eq(&member.client, client)) {
             Some(member) => member.observe(name),
-            None => Observed::Unconfigured,
+            None => Observed::Unknown,
         }
     }
 }

@@ -12,10 +12,10 @@ use jiff::Timestamp;
 use kube::ResourceExt as _;
 
 use crate::multicluster::bounds;
-use crate::settings::SessionSettings;
+use crate::settings::PrimarySettings;
 
-/// How long children may take to become ready.
-const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
+/// How much longer than its resume window a child in an unreachable cluster may exist.
+const UNREACHABLE_CHILD_TIMEOUT: Duration = Duration::from_secs(60);
 /// The requeue delay after a failed attempt. Changes trigger reconciliations by themselves.
 const SHORT_REQUEUE: Duration = Duration::from_secs(1);
 const LONG_REQUEUE: Duration = Duration::from_secs(10);
@@ -65,6 +65,31 @@ pub(super) struct Plan {
     pub(super) requeue_after: Duration,
 }
 
+impl Plan {
+    /// The plan with the results of creating children in its report: an error that says why a child cannot be created, or no
+    /// error any more.
+    pub(super) fn with_created(
+        mut self,
+        parent: &MirrordMultiClusterSession,
+        created: &BTreeMap<String, Result<(), String>>,
+    ) -> Self {
+        let before = parent.status.as_ref().and_then(Report::of);
+        let Some(mut report) = self.report.take().or_else(|| before.clone()) else {
+            return self;
+        };
+        if !created.is_empty() {
+            for (cluster, result) in created {
+                if let Some(child) = report.cluster_sessions.get_mut(cluster) {
+                    child.error = result.as_ref().err().cloned();
+                }
+            }
+            report.message = pending_message(&report.cluster_sessions);
+        }
+        self.report = (before.as_ref() != Some(&report)).then_some(report);
+        self
+    }
+}
+
 /// The part of the status that the controller writes. The relay writes when the client was last connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Report {
@@ -90,7 +115,7 @@ impl Report {
 pub(super) fn plan(
     parent: &MirrordMultiClusterSession,
     observed: &BTreeMap<String, Observed>,
-    settings: &SessionSettings,
+    settings: &PrimarySettings,
     now: Timestamp,
 ) -> Plan {
     let status = parent.status.clone().unwrap_or_default();
@@ -115,7 +140,10 @@ pub(super) fn plan(
     match status.phase {
         None => plan_initial(parent, &status),
         Some(MultiClusterPhase::Failed) => no_changes(LONG_REQUEUE),
-        Some(_) => plan_active(parent, &status, observed, age, now),
+        Some(_) => {
+            let is_late = age > settings.startup_timeout;
+            plan_active(parent, &status, observed, is_late, now)
+        }
     }
 }
 
@@ -145,7 +173,7 @@ fn plan_active(
     parent: &MirrordMultiClusterSession,
     status: &MirrordMultiClusterSessionStatus,
     observed: &BTreeMap<String, Observed>,
-    age: Duration,
+    is_late: bool,
     now: Timestamp,
 ) -> Plan {
     let was_ready = status.phase == Some(MultiClusterPhase::Ready);
@@ -159,7 +187,7 @@ fn plan_active(
         let child = bounds::cluster_session(child, status.cluster_sessions.len());
         children.insert(cluster.clone(), child);
     }
-    let (phase, message) = phase(parent, &children, observed, was_ready, age);
+    let (phase, message) = phase(parent, &children, observed, was_ready, is_late);
     let is_complete = children.values().all(|child| child.ready);
     let has_failed = phase == MultiClusterPhase::Failed;
     let report = Report {
@@ -227,18 +255,13 @@ fn update_child(
 fn observed_child(previous: &ClusterSession, child: &MirrordClusterSession) -> ClusterSession {
     let status = child.status.clone().unwrap_or_default();
     let is_deleted = child.metadata.deletion_timestamp.is_some();
-    let has_failed = matches!(
-        status.phase,
-        Some(SessionPhase::Failed | SessionPhase::Terminating)
-    );
+    let is_ready = status.phase == Some(SessionPhase::Ready) && !is_deleted;
+    let deleted = || is_deleted.then(|| "it is being deleted".to_owned());
     ClusterSession {
         session_name: previous.session_name.clone(),
-        ready: status.phase == Some(SessionPhase::Ready) && !is_deleted,
-        error: (has_failed || is_deleted).then(|| {
-            status
-                .message
-                .unwrap_or_else(|| "it is being deleted".to_owned())
-        }),
+        ready: is_ready,
+        // The message of a pending child says what it waits for.
+        error: status.message.or_else(deleted).filter(|_| !is_ready),
         last_heartbeat: status.last_seen_timestamp,
         made: true,
         generation: previous.generation,
@@ -283,22 +306,13 @@ fn phase(
     children: &BTreeMap<String, ClusterSession>,
     observed: &BTreeMap<String, Observed>,
     was_ready: bool,
-    age: Duration,
+    is_late: bool,
 ) -> (MultiClusterPhase, Option<String>) {
-    let pending: Vec<(&String, String)> = children
+    let message = pending_message(children);
+    let required: Vec<&String> = children
         .iter()
-        .filter(|(_, child)| !child.ready)
-        .map(|(cluster, child)| match &child.error {
-            Some(error) => (cluster, format!("{cluster}: {error}")),
-            None => (cluster, format!("{cluster}: agents are being started")),
-        })
-        .collect();
-    let reasons: Vec<&str> = pending.iter().map(|(_, reason)| reason.as_str()).collect();
-    let message = (!reasons.is_empty()).then(|| reasons.join("; "));
-    let required: Vec<&String> = pending
-        .iter()
-        .map(|(cluster, _)| *cluster)
-        .filter(|cluster| is_required(parent, cluster))
+        .filter(|(cluster, child)| !child.ready && is_required(parent, cluster))
+        .map(|(cluster, _)| cluster)
         .collect();
     // A session that was ready stays ready with its other clusters: an unreachable cluster may recover.
     if was_ready || required.is_empty() {
@@ -310,13 +324,24 @@ fn phase(
         status.and_then(|status| status.phase) == Some(SessionPhase::Failed)
     };
     // A cluster that was not observed yet is no reason to fail, however old the session is.
-    let is_late = |cluster: &&String| {
-        age > STARTUP_TIMEOUT && !matches!(observed.get(*cluster), Some(Observed::Unknown))
-    };
-    if required.iter().any(has_failed) || required.iter().any(is_late) {
+    let is_observed =
+        |cluster: &&String| !matches!(observed.get(*cluster), Some(Observed::Unknown));
+    if required.iter().any(has_failed) || (is_late && required.iter().any(is_observed)) {
         return (MultiClusterPhase::Failed, message);
     }
     (MultiClusterPhase::Pending, message)
+}
+
+/// Why children are not ready.
+fn pending_message(children: &BTreeMap<String, ClusterSession>) -> Option<String> {
+    let pending = children.iter().filter(|(_, child)| !child.ready);
+    let reasons: Vec<String> = pending
+        .map(|(cluster, child)| {
+            let error = child.error.as_deref();
+            format!("{cluster}: {}", error.unwrap_or("agents are being started"))
+        })
+        .collect();
+    (!reasons.is_empty()).then(|| reasons.join("; "))
 }
 
 /// Why a session has ended, if it has.
@@ -325,7 +350,7 @@ fn end_reason(
     status: &MirrordMultiClusterSessionStatus,
     observed: &BTreeMap<String, Observed>,
     age: Duration,
-    settings: &SessionSettings,
+    settings: &PrimarySettings,
     now: Timestamp,
 ) -> Option<SessionClosed> {
     let closed = |reason: &str, message: String| {
@@ -342,18 +367,19 @@ fn end_reason(
     }
     let seen = status.connected_timestamp.as_deref();
     let seen = seen.and_then(|seen| seen.parse::<Timestamp>().ok());
-    let window = Duration::from_secs(parent.spec.resume_window_secs).max(settings.time_to_live);
+    let window =
+        Duration::from_secs(parent.spec.resume_window_secs).max(settings.session.time_to_live);
     match (status.phase, seen) {
         (Some(MultiClusterPhase::Failed), _) => {
             let message = status.message.clone().unwrap_or_default();
             let failed = status.failed_timestamp.as_deref();
             let failed = failed.and_then(|failed| failed.parse::<Timestamp>().ok());
             // A status without the time of the failure was written by an older operator.
-            let retention = settings.failed_retention();
+            let retention = settings.session.failed_retention();
             let is_old = failed.is_none_or(|failed| since(Some(failed), now) > retention);
             is_old.then(|| closed("Failed", message)).flatten()
         }
-        _ if settings.end_of_age(age).is_some() => settings.end_of_age(age),
+        _ if settings.session.end_of_age(age).is_some() => settings.session.end_of_age(age),
         (_, Some(seen)) if since(Some(seen), now) > window => closed(
             "ClientGone",
             format!(
@@ -362,7 +388,7 @@ fn end_reason(
             ),
         ),
         // The client's request waits for the session, so the client connects within moments or never.
-        (_, None) if age > STARTUP_TIMEOUT + settings.time_to_live => {
+        (_, None) if age > settings.startup_timeout + settings.session.time_to_live => {
             closed("NeverConnected", "no client connected".to_owned())
         }
         (Some(MultiClusterPhase::Ready), _) => {
@@ -402,7 +428,7 @@ fn plan_deletion(
     observed: &BTreeMap<String, Observed>,
     elapsed: Duration,
 ) -> Plan {
-    let timeout = Duration::from_secs(parent.spec.resume_window_secs) + STARTUP_TIMEOUT;
+    let timeout = Duration::from_secs(parent.spec.resume_window_secs) + UNREACHABLE_CHILD_TIMEOUT;
     let mut remove = Vec::new();
     let mut is_done = true;
     let mut children = status.cluster_sessions.clone();

@@ -108,10 +108,13 @@ async fn show_readiness(cluster: &Cluster, id: SessionId, progress: &Progress) {
 }
 
 fn readiness(clusters: &[SessionCluster]) -> Option<String> {
-    let named = clusters.iter().map(|cluster| match cluster.ready {
-        true => format!("{} (ready)", cluster.name),
-        false => cluster.name.clone(),
-    });
+    let named = clusters
+        .iter()
+        .map(|cluster| match (cluster.ready, &cluster.error) {
+            (true, _) => format!("{} (ready)", cluster.name),
+            (false, Some(error)) => format!("{} ({error})", cluster.name),
+            (false, None) => cluster.name.clone(),
+        });
     let named: Vec<String> = named.collect();
     (!named.is_empty()).then(|| format!("creating the session in {}", named.join(", ")))
 }
@@ -293,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn readiness_names_the_ready_clusters() {
+    fn readiness_names_the_ready_clusters_and_the_errors_of_others() {
         let part = |name: &str, ready| SessionCluster {
             name: name.to_owned(),
             ready,
@@ -302,6 +305,12 @@ mod tests {
         assert_eq!(
             readiness(&[part("east", true), part("west", false)]).unwrap(),
             "creating the session in east (ready), west"
+        );
+        let mut refused = part("west", false);
+        refused.error = Some("its session cannot be created there: forbidden".to_owned());
+        assert_eq!(
+            readiness(&[part("east", true), refused]).unwrap(),
+            "creating the session in east (ready), west (its session cannot be created there: forbidden)"
         );
         assert_eq!(readiness(&[]), None);
     }

@@ -7,8 +7,8 @@ use super::super::credential;
 use super::super::{certificate_secret, create_certificate};
 use super::{Client, LONG_WINDOW, Setup, account_token, is_unreachable, ready_in};
 
-/// The account of the Default is recreated, so that its tokens are invalid. Then its Secret is removed: the hub must stop
-/// using the member, although it has requested its own token for it.
+/// The account of the Default is recreated, so that its tokens are invalid. Then its Secret is removed: the hub has no token for
+/// the member that it has requested itself, so it must stop using the member.
 pub(super) async fn token_revoked(setup: &Setup<'_>) -> Result<()> {
     let client = Client::start(&setup.hub, 9, LONG_WINDOW).await?;
     let before = client.wait_for_all_agents().await?;

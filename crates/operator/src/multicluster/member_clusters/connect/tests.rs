@@ -1,3 +1,4 @@
+use api::connect::OnConcurrentSteal;
 use api::multicluster::{MultiClusterPhase, OnUnreachable};
 use api::session::{SessionClosed, SessionId};
 use api::{MirrordMultiClusterSessionStatus, SessionData, TargetPath};
@@ -39,6 +40,8 @@ fn parent_of(
         target: TargetPath::from_address("deployment.web").unwrap(),
         parameters: ConnectParameters {
             resume_window,
+            on_concurrent_steal: Some(OnConcurrentSteal::Override),
+            profile: Some("fast".to_owned()),
             data: data(),
             ..ConnectParameters::default()
         },
@@ -71,11 +74,29 @@ fn a_parent_has_the_clusters_of_the_session() {
     assert_eq!(parent.spec.owner.k8s_groups, ["developers"]);
     assert_eq!(parent.spec.target_alias, "deployment.web");
     assert_eq!(parent.spec.data, data());
+    assert_eq!(
+        parent.spec.on_concurrent_steal,
+        Some(OnConcurrentSteal::Override)
+    );
+    assert_eq!(parent.spec.profile.as_deref(), Some("fast"));
     assert_eq!(parent.finalizers(), [PARENT_FINALIZER]);
     for (requested, expected) in [(None, 60), (Some(300), 300), (Some(9000), 900)] {
         let window = parent_of("anna", "one", requested).spec.resume_window_secs;
         assert_eq!(window, expected, "{requested:?}");
     }
+}
+
+#[test]
+fn a_management_only_primary_has_no_sessions_of_its_own() {
+    assert!(check_local(&clusters()).is_ok());
+    let management_only = MultiCluster {
+        is_management_only: true,
+        ..clusters()
+    };
+    let refusal = check_local(&management_only).unwrap_err();
+    assert_eq!(refusal.code.as_u16(), 422);
+    let expected = "the cluster hub only coordinates others";
+    assert!(refusal.message.starts_with(expected), "{}", refusal.message);
 }
 
 #[test]

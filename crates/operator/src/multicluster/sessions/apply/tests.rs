@@ -1,6 +1,7 @@
 use serde_json::Value;
 
 use super::*;
+use crate::multicluster::stub;
 
 fn parent(default: &str) -> MirrordMultiClusterSession {
     serde_json::from_value(json!({
@@ -11,6 +12,7 @@ fn parent(default: &str) -> MirrordMultiClusterSession {
             "namespace": "shop", "target": "deployment/web", "targetAlias": "deployment.web",
             "clusters": ["hub", "east", "west"], "primaryCluster": "hub", "defaultCluster": default,
             "resumeWindowSecs": 100, "clientCertificate": "",
+            "onConcurrentSteal": "override", "profile": "fast",
             "data": {
                 "pgBranchNames": ["pg-5www5"],
                 "mysqlBranchNames": ["mysql-5www5"],
@@ -38,12 +40,36 @@ fn only_the_default_has_branches_and_all_clusters_have_queues() {
                 true => serde_json::to_value(&parent.spec.data).unwrap(),
                 false => queues.clone(),
             };
+            assert_eq!(child["spec"]["onConcurrentSteal"], "override");
+            assert_eq!(child["spec"]["profile"], "fast");
             let found = &child["spec"]["data"];
             assert_eq!(
                 *found, expected,
                 "{cluster}, where {default} is the Default"
             );
         }
+    }
+}
+
+/// A member that refuses the child says why.
+#[tokio::test]
+async fn the_error_of_a_creation_is_that_of_the_member() {
+    let message = "mirrordclustersessions is forbidden: no right";
+    let cases = [
+        (http::StatusCode::CREATED, Ok(true)),
+        (http::StatusCode::CONFLICT, Ok(false)),
+        (http::StatusCode::FORBIDDEN, Err(message.to_owned())),
+    ];
+    for (status, expected) in cases {
+        let child = child_of(&parent("east"), "east");
+        let mut response = serde_json::to_value(&child).unwrap();
+        if !status.is_success() {
+            response = json!({
+                "kind": "Status", "status": "Failure", "code": status.as_u16(), "reason": "", "message": message,
+            });
+        }
+        let client = stub::client(move |_| stub::json_response(status, &response));
+        assert_eq!(create_with(client, &child).await, expected);
     }
 }
 

@@ -7,7 +7,9 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
+use crate::settings::SessionSettings;
 
+mod errors;
 mod outages;
 mod partial;
 mod restarts;
@@ -28,6 +30,8 @@ fn parent() -> MirrordMultiClusterSession {
         on_unreachable: OnUnreachable::Fail,
         label_target: None,
         key: None,
+        on_concurrent_steal: None,
+        profile: None,
         client_cli_version: None,
         resume_window_secs: 120,
         client_certificate: String::new(),
@@ -84,15 +88,22 @@ fn failed() -> Observed {
     child(Some(SessionPhase::Failed))
 }
 
+fn settings() -> PrimarySettings {
+    PrimarySettings {
+        config_map: String::new(),
+        session: SessionSettings {
+            time_to_live: Duration::from_secs(60),
+            max_resume: Duration::from_secs(900),
+            max_age: None,
+            review_interval: Duration::from_secs(300),
+        },
+        startup_timeout: Duration::from_secs(75),
+    }
+}
+
 fn planned(parent: &MirrordMultiClusterSession, east: Observed, west: Observed, now: i64) -> Plan {
     let observed = BTreeMap::from([("east".to_owned(), east), ("west".to_owned(), west)]);
-    let settings = SessionSettings {
-        time_to_live: Duration::from_secs(60),
-        max_resume: Duration::from_secs(900),
-        max_age: None,
-        review_interval: Duration::from_secs(300),
-    };
-    plan(parent, &observed, &settings, at(now))
+    plan(parent, &observed, &settings(), at(now))
 }
 
 /// The parent with the report of a plan in its status.
@@ -190,14 +201,14 @@ fn a_session_is_ready_when_all_children_are() {
         (
             ready(),
             unreachable(),
-            61,
+            76,
             MultiClusterPhase::Failed,
             vec![],
         ),
         (
             ready(),
             Observed::Unconfigured,
-            61,
+            76,
             MultiClusterPhase::Failed,
             vec![],
         ),
@@ -224,7 +235,7 @@ fn a_session_is_ready_when_all_children_are() {
 /// The retention begins with the failure, not with the creation of the session.
 #[test]
 fn failed_sessions_are_retained() {
-    for fails in [2, 61, 119] {
+    for fails in [2, 76, 119] {
         let west = match fails {
             2 => failed(),
             _ => unreachable(),
@@ -285,7 +296,7 @@ fn a_session_ends_with_its_client_or_with_a_child() {
         assert_eq!(reason.as_deref(), expected);
         assert_eq!(plan.delete, expected.is_some());
     }
-    let never = planned(&initialized(), child(None), child(None), 121);
+    let never = planned(&initialized(), child(None), child(None), 136);
     assert_eq!(
         never.report.unwrap().closed.unwrap().reason,
         "NeverConnected"
@@ -483,12 +494,8 @@ fn a_session_over_several_clusters_ends_with_its_right_and_at_its_maximum_age() 
         status.connected_timestamp = Some(at(now).to_string());
         status.denied = denied.map(str::to_owned);
         let observed = [("east".to_owned(), ready()), ("west".to_owned(), ready())];
-        let settings = SessionSettings {
-            time_to_live: Duration::from_secs(60),
-            max_resume: Duration::from_secs(900),
-            max_age: max_age.map(Duration::from_secs),
-            review_interval: Duration::from_secs(300),
-        };
+        let mut settings = settings();
+        settings.session.max_age = max_age.map(Duration::from_secs);
         let plan = plan(&parent, &observed.into(), &settings, at(now));
         let closed = plan.report.and_then(|report| report.closed);
         assert_eq!(plan.delete, closed.is_some());

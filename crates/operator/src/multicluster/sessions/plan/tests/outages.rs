@@ -13,13 +13,6 @@ const DETECTION_DELAY: i64 = 25;
 /// Long after the longest outage.
 const END: i64 = 300;
 
-const SETTINGS: SessionSettings = SessionSettings {
-    time_to_live: Duration::from_secs(WINDOW),
-    max_resume: Duration::from_secs(900),
-    max_age: None,
-    review_interval: Duration::from_secs(300),
-};
-
 /// A Primary with a connected client, the cluster east, which is always reachable, and the cluster west.
 struct Simulation {
     parent: MirrordMultiClusterSession,
@@ -78,7 +71,7 @@ impl Simulation {
         if !is_out {
             status.last_seen_timestamp = Some(time.to_string());
         }
-        if plan_close(child, &SETTINGS, time).is_some() {
+        if plan_close(child, &settings().session, time).is_some() {
             self.child = None;
         }
     }
@@ -92,7 +85,7 @@ impl Simulation {
             None => Observed::Missing,
         };
         let observed = BTreeMap::from([("east".to_owned(), ready()), ("west".to_owned(), west)]);
-        let plan = plan(&self.parent, &observed, &SETTINGS, at(now));
+        let plan = plan(&self.parent, &observed, &settings(), at(now));
         self.has_ended = plan.delete;
         if plan.create.contains(&"west".to_owned()) && !self.outage.contains(&now) {
             self.create_child(now);

@@ -13,7 +13,7 @@ fn a_session_starts_with_its_default() {
     // The children in east, which is the Default, and in west; the age, the phase, and where a child is created.
     let cases = [
         (ready(), unreachable(), 2, MultiClusterPhase::Ready, vec![]),
-        (ready(), unreachable(), 61, MultiClusterPhase::Ready, vec![]),
+        (ready(), unreachable(), 76, MultiClusterPhase::Ready, vec![]),
         (ready(), failed(), 2, MultiClusterPhase::Ready, vec![]),
         (
             ready(),
@@ -39,7 +39,7 @@ fn a_session_starts_with_its_default() {
         (
             unreachable(),
             ready(),
-            61,
+            76,
             MultiClusterPhase::Failed,
             vec![],
         ),

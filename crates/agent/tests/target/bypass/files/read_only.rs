@@ -1,0 +1,229 @@
+//! Files that a session may read and must not change.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+use protocol::grant::{FilesGrant, Grant};
+use protocol::rpc::{
+    AccessMode, FileRef, LinkRequest, MakeDirectoryRequest, MakeNodeRequest, OpenRequest,
+    RenameRequest, SetAttributeRequest, SetModeRequest, SetOwnerRequest, SetTimesRequest,
+    SymbolicLinkRequest, TruncateRequest, UnlinkRequest,
+};
+
+use super::{CONTENT, bytes, can_open, create_tree, path_request};
+use crate::bypass::{Report, run_inside, session, texts};
+use crate::client::Client;
+use crate::environment::{Target, target};
+
+const KEPT: &str = "/srv/data/kept/file";
+
+pub(super) async fn run(report: &mut Report) {
+    let target = target();
+    create_tree(
+        &target,
+        &["/srv/data/kept/", KEPT, "/srv/data/other", "/run/bound/"],
+    );
+    run_inside(&target, "mount --bind /mnt/srv/data/kept /mnt/run/bound");
+    let grant = Grant {
+        files: FilesGrant {
+            read_only: texts(&["^/srv/data/kept/"]),
+            ..FilesGrant::default()
+        },
+        ..Grant::default()
+    };
+    let (_agent, client) = session(&target, &grant).await;
+    let mut files = client.files();
+    for (path, to) in [
+        ("/srv/data/to-kept", "kept"),
+        ("/srv/data/to-file", "kept/file"),
+        ("/srv/data/to-new", "kept/new"),
+    ] {
+        let link = SymbolicLinkRequest {
+            path: bytes(path),
+            target: bytes(to),
+        };
+        files.symbolic_link(link).await.unwrap();
+    }
+    opening(&target, &client, report).await;
+    entries(&client, report).await;
+    attributes(&client, report).await;
+    controls(&target, &client, report).await;
+}
+
+async fn opening(target: &Target, client: &Client, report: &mut Report) {
+    for path in [
+        KEPT,
+        "/srv/data/to-file",
+        "/srv/data/to-kept/file",
+        "/run/bound/file",
+        "/srv/data/kept//file",
+    ] {
+        let opened = can_open(client, path_request(path, AccessMode::Write)).await;
+        report.attempt(format!("writing to {path}"), opened);
+    }
+    for path in [
+        "/srv/data/kept/new",
+        "/srv/data/to-new",
+        "/srv/data/to-kept/new",
+        "/run/bound/new",
+    ] {
+        let create = OpenRequest {
+            create: true,
+            mode: 0o600,
+            ..path_request(path, AccessMode::Write)
+        };
+        report.attempt(format!("creating {path}"), can_open(client, create).await);
+        let exclusive = OpenRequest {
+            create: true,
+            exclusive: true,
+            mode: 0o600,
+            ..path_request(path, AccessMode::ReadWrite)
+        };
+        report.attempt(
+            format!("creating only {path}"),
+            can_open(client, exclusive).await
+                && fs::metadata(target.path("/srv/data/kept/new")).is_ok(),
+        );
+    }
+    for path in [KEPT, "/srv/data/to-file", "/run/bound/file"] {
+        let truncate = TruncateRequest {
+            file: Some(FileRef::path(path)),
+            size: 0,
+        };
+        let truncated = client.files().truncate(truncate).await;
+        report.attempt(format!("truncating {path}"), truncated.is_ok());
+    }
+}
+
+async fn entries(client: &Client, report: &mut Report) {
+    let mut files = client.files();
+    for directory in ["/srv/data/to-kept", "/run/bound"] {
+        let path = |name: &str| bytes(&format!("{directory}/{name}"));
+        let made = files
+            .make_directory(MakeDirectoryRequest {
+                path: path("d"),
+                mode: 0o700,
+            })
+            .await;
+        report.attempt(format!("a directory in {directory}"), made.is_ok());
+        let node = MakeNodeRequest {
+            path: path("n"),
+            mode: 0o600,
+            ..MakeNodeRequest::default()
+        };
+        report.attempt(
+            format!("a node in {directory}"),
+            files.make_node(node).await.is_ok(),
+        );
+        let link = SymbolicLinkRequest {
+            path: path("l"),
+            target: bytes("/"),
+        };
+        let linked = files.symbolic_link(link).await;
+        report.attempt(format!("a symbolic link in {directory}"), linked.is_ok());
+        let over = RenameRequest {
+            from: bytes("/srv/data/other"),
+            to: path("file"),
+            ..RenameRequest::default()
+        };
+        report.attempt(
+            format!("renaming over a file in {directory}"),
+            files.rename(over).await.is_ok(),
+        );
+        let out = RenameRequest {
+            from: path("file"),
+            to: bytes("/srv/data/taken"),
+            ..RenameRequest::default()
+        };
+        report.attempt(
+            format!("renaming a file in {directory}"),
+            files.rename(out).await.is_ok(),
+        );
+        let removed = files.unlink(UnlinkRequest { path: path("file") }).await;
+        report.attempt(format!("unlinking in {directory}"), removed.is_ok());
+    }
+}
+
+async fn attributes(client: &Client, report: &mut Report) {
+    let mut files = client.files();
+    let reading = client
+        .open(path_request(KEPT, AccessMode::Read))
+        .await
+        .unwrap()
+        .handle;
+    let referring = client
+        .open(path_request(KEPT, AccessMode::None))
+        .await
+        .unwrap()
+        .handle;
+    for (name, file) in [
+        ("a path", FileRef::path(KEPT)),
+        ("a symbolic link", FileRef::path("/srv/data/to-file")),
+        ("another mount", FileRef::path("/run/bound/file")),
+        ("a handle", FileRef::handle(reading)),
+        ("a handle without access", FileRef::handle(referring)),
+    ] {
+        let file = || Some(file.clone());
+        let mode = SetModeRequest {
+            file: file(),
+            mode: 0o777,
+        };
+        let mut changes = vec![("mode", files.set_mode(mode).await.is_ok())];
+        let owner = SetOwnerRequest {
+            file: file(),
+            gid: Some(2000),
+            ..SetOwnerRequest::default()
+        };
+        changes.push(("owner", files.set_owner(owner).await.is_ok()));
+        let times = SetTimesRequest {
+            file: file(),
+            ..SetTimesRequest::default()
+        };
+        changes.push(("times", files.set_times(times).await.is_ok()));
+        let attribute = SetAttributeRequest {
+            file: file(),
+            name: bytes("user.a"),
+            value: bytes("b"),
+            ..SetAttributeRequest::default()
+        };
+        changes.push(("attribute", files.set_attribute(attribute).await.is_ok()));
+        let link = LinkRequest {
+            from: file(),
+            to: bytes("/srv/data/linked"),
+        };
+        changes.push(("hard link", files.link(link).await.is_ok()));
+        for (change, has_passed) in changes {
+            report.attempt(format!("changing the {change} by {name}"), has_passed);
+        }
+    }
+}
+
+async fn controls(target: &Target, client: &Client, report: &mut Report) {
+    let mut files = client.files();
+    let metadata = fs::metadata(target.path(KEPT)).unwrap();
+    report.control(
+        "the file is as it was",
+        fs::read_to_string(target.path(KEPT)).unwrap() == CONTENT
+            && metadata.nlink() == 1
+            && metadata.permissions().mode() & 0o777 != 0o777,
+    );
+    report.control(
+        "reading it",
+        can_open(client, path_request(KEPT, AccessMode::Read)).await,
+    );
+    let other = || Some(FileRef::path("/srv/data/other"));
+    let changed = files
+        .set_mode(SetModeRequest {
+            file: other(),
+            mode: 0o640,
+        })
+        .await;
+    report.control("changing the mode of another file", changed.is_ok());
+    let linked = files
+        .link(LinkRequest {
+            from: other(),
+            to: bytes("/srv/data/linked"),
+        })
+        .await;
+    report.control("a hard link to another file", linked.is_ok());
+}
