@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::agent::{AllClaims, PatternVisibility};
+use ::agent::{AllClaims, Memory, PatternVisibility};
 use anyhow::{Context, Result, ensure};
 use api::node::{MAX_REQUEST_BYTES, NodeRequest, NodeResponse, ServedTarget, encode_message};
 use clap::Args;
@@ -28,6 +28,8 @@ use tracing_subscriber::filter::LevelFilter;
 use self::served::ServedTargets;
 use super::port_reports::{filter_patterns, report_ports};
 
+/// Twice the default of an agent with one target.
+const BUFFER_MEMORY: usize = 128;
 /// The delay after a failed `accept`.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// How long the TLS handshake, the request and its response may take.
@@ -46,6 +48,9 @@ pub(crate) struct NodeArguments {
     /// The log level on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: LevelFilter,
+    /// How much all agents of this node may buffer together, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = BUFFER_MEMORY)]
+    buffer_memory: usize,
 }
 
 pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
@@ -63,7 +68,7 @@ pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
         let listener = super::listen(arguments.listen).await?;
         let address = listener.local_addr()?;
         println!("listening on {address}");
-        let served = ServedTargets::at(address.ip());
+        let served = ServedTargets::at(address.ip(), Memory::of_mebibytes(arguments.buffer_memory));
         tokio::select! {
             () = serve(&listener, &acceptor, &served) => {}
             _ = terminated.recv() => {}

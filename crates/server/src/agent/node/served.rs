@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::agent::{Agent, AllClaims, process_of_container};
+use ::agent::{Agent, AllClaims, Memory, process_of_container};
 use anyhow::{Context, Result, bail};
 use api::node::{ServeExit, ServeRequest, ServedTarget};
 use link::ServerSettings;
@@ -32,6 +32,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct ServedTargets {
     /// The address on which clients connect, with one port for each target.
     address: IpAddr,
+    /// The budget of all targets together.
+    memory: Memory,
     entries: Arc<Mutex<BTreeMap<String, Entry>>>,
 }
 
@@ -47,9 +49,10 @@ struct Entry {
 }
 
 impl ServedTargets {
-    pub(super) fn at(address: IpAddr) -> Self {
+    pub(super) fn at(address: IpAddr, memory: Memory) -> Self {
         Self {
             address,
+            memory,
             entries: Arc::default(),
         }
     }
@@ -67,9 +70,10 @@ impl ServedTargets {
             None => Grant::default(),
         };
         // Blocking: it reads `/proc` of every process.
+        let memory = self.memory.clone();
         let agent = tokio::task::spawn_blocking(move || -> Result<Agent> {
             let process = process_of_container(&container)?;
-            Ok(Agent::for_process_with_grant(process, &grant)?)
+            Ok(Agent::for_process_with_grant(process, &grant)?.with_memory(memory))
         })
         .await??;
         agent.check().await?;

@@ -22,7 +22,12 @@ impl Node {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move {
-            serve(&listener, &acceptor, &ServedTargets::at(address.ip())).await;
+            serve(
+                &listener,
+                &acceptor,
+                &ServedTargets::at(address.ip(), Memory::default()),
+            )
+            .await;
         });
         Self {
             address,
