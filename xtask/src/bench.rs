@@ -3,6 +3,7 @@
 //! A goal that is missed is reported, not an error: the reader decides whether the machine or the code was slow.
 
 mod groups;
+mod hostile;
 mod images;
 mod incoming;
 mod kubernetes;
@@ -88,6 +89,13 @@ const BENCHES: &[Bench] = &[
         prepare: monitor::prepare,
         needs_root: true,
         measure: monitor::measure,
+    },
+    Bench {
+        name: "hostile",
+        description: "hostile peers: the agent's memory with stalled clients",
+        prepare: hostile::prepare,
+        needs_root: true,
+        measure: hostile::measure,
     },
     Bench {
         name: "repository",

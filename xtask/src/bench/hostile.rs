@@ -1,0 +1,27 @@
+//! What hostile peers cost others: clients, other pods and member clusters that try to use up what they share.
+//!
+//! Each group has its own site. Baselines are measured in the same run, without the hostile peer.
+
+mod memory;
+
+use std::fs::File;
+
+use anyhow::Result;
+use lab::Paths;
+
+use super::groups::{self, Group};
+use super::session::programs::{Programs, log_path};
+use super::{Extent, Row, images};
+
+const GROUPS: &[Group<Programs>] = &[("memory", |programs, extent| memory::rows(programs, extent))];
+
+pub(super) fn prepare() -> Result<()> {
+    crate::lab::prepare(&Paths::from_environment(), 2, 1)?;
+    images::build_programs()
+}
+
+pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {
+    // Discards the log of the previous run.
+    File::create(log_path()?)?;
+    groups::measure(GROUPS, extent, || Programs::find(extent), |_| Ok(()))
+}
