@@ -25,6 +25,7 @@ use ::lab::Paths;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+pub(crate) use self::hostile::{prepare as prepare_hostile_soak, soak as soak_hostile_peers};
 pub(crate) use self::row::Row;
 use crate::{privilege, table};
 
@@ -92,7 +93,7 @@ const BENCHES: &[Bench] = &[
     },
     Bench {
         name: "hostile",
-        description: "hostile peers: the agent's memory with stalled clients",
+        description: "hostile peers: what their connections cost sessions with an operator; the agent's memory with stalled clients",
         prepare: hostile::prepare,
         needs_root: true,
         measure: hostile::measure,
@@ -118,7 +119,7 @@ pub(crate) struct BenchArguments {
 }
 
 /// How much to measure.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct Extent {
     /// Fewer and shorter rounds, where a bench supports it: for a first impression
     #[arg(long, requires = "name")]

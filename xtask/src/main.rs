@@ -7,11 +7,13 @@
 
 mod aws;
 mod bench;
+mod changes;
 mod delve;
 mod demo;
 mod duration;
 mod environment;
 mod generate;
+mod git;
 mod image;
 mod lab;
 mod node;
@@ -49,6 +51,9 @@ enum Command {
     Soak(soak::SoakArguments),
     /// Prepare a release, and build the release artifacts
     Release(release::ReleaseArguments),
+    /// Decide which checks the changes of a pull request need
+    #[command(subcommand)]
+    Changes(changes::ChangesCommand),
     /// Build the page of `standin ui`, which the next build of `standin` embeds
     Web,
     /// Check the rules of this repository that the compiler does not check
@@ -67,6 +72,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Release(arguments) => release::run(&arguments),
+        Command::Changes(command) => changes::run(&command),
         Command::Web => web::run(),
         Command::Tidy => tidy::run(),
         Command::Generate(arguments) => generate::run(&arguments),
@@ -133,8 +139,9 @@ mod tests {
     fn workflows_call_commands_that_exist() {
         let root = workspace::root().unwrap();
         let mut count = 0;
-        for name in ["ci", "charts", "charts-release", "release"] {
-            let path = root.join(format!(".github/workflows/{name}.yml"));
+        for entry in std::fs::read_dir(root.join(".github/workflows")).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.display();
             let text = std::fs::read_to_string(&path).unwrap();
             for call in calls(&text) {
                 // A comment mentions the command without arguments.

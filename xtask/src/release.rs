@@ -6,6 +6,7 @@
 
 pub(crate) mod changelog;
 mod charts_repository;
+mod history;
 mod package;
 mod prepare;
 pub(crate) mod versions;
@@ -33,15 +34,13 @@ pub(crate) struct ReleaseArguments {
 #[derive(Debug, Subcommand)]
 enum Step {
     /// Fail unless every version and the changelog agree
-    Check {
-        /// The tag of the release, which must be the version, with a section of the changelog and no fragment left
-        #[arg(long, value_name = "TAG")]
-        tag: Option<String>,
-    },
+    Check(CheckArguments),
     /// Print the release notes: the version's section of the changelog without internal changes
     Notes,
     /// Print the name of the version's image
     ImageName,
+    /// Print the address from which Helm gets the charts
+    ChartsIndex,
     /// Build the release artifacts: programs, image, charts and their checksums
     Package {
         /// The output folder; by default one with the version's name in cargo's target directory
@@ -53,6 +52,24 @@ enum Step {
     },
     /// Push the charts, as they are in a tagged commit, to the public repository of charts
     PushCharts(charts_repository::PushArguments),
+}
+
+#[derive(Debug, Args)]
+struct CheckArguments {
+    /// The tag of the release: the version. This commit must be the release commit on the main branch
+    #[arg(long, value_name = "TAG")]
+    tag: Option<String>,
+    /// The branch with the release commit
+    #[arg(
+        long,
+        value_name = "BRANCH",
+        default_value = "origin/main",
+        requires = "tag"
+    )]
+    main: String,
+    /// Check the content of a release commit before it is merged: a section of the changelog, and no fragment left
+    #[arg(long, conflicts_with = "tag")]
+    release_commit: bool,
 }
 
 /// Where a release is published, from the workspace's manifest.
@@ -91,15 +108,15 @@ pub(crate) fn run(arguments: &ReleaseArguments) -> Result<ExitCode> {
     let sources = repository.sources();
     match &arguments.step {
         None => prepare::run(&arguments.prepare, &root, sources)?,
-        Some(Step::Check { tag }) => {
-            check(sources, tag.as_deref())?;
-            eprintln!("every version is {}", versions::current(sources)?);
-        }
+        Some(Step::Check(arguments)) => run_check(arguments, &root, sources)?,
         Some(Step::Notes) => {
             let version = versions::current(sources)?;
             print!("{}", changelog::notes(changelog::read(sources)?, &version)?);
         }
         Some(Step::ImageName) => println!("{}", image_name(sources)?),
+        Some(Step::ChartsIndex) => {
+            println!("{}", charts_index(&Destinations::read(sources)?.charts)?);
+        }
         Some(Step::Package {
             output,
             without_programs,
@@ -118,13 +135,37 @@ pub(crate) fn run(arguments: &ReleaseArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn run_check(arguments: &CheckArguments, root: &Path, sources: &[Source]) -> Result<()> {
+    let version = versions::current(sources)?;
+    let tag = match arguments.release_commit {
+        true => Some(version.to_string()),
+        false => arguments.tag.clone(),
+    };
+    check(sources, tag.as_deref())?;
+    if let Some(tag) = &arguments.tag {
+        history::check(root, tag, &arguments.main)?;
+    }
+    eprintln!("every version is {version}");
+    Ok(())
+}
+
 /// The name of the image of the repository's version.
 fn image_name(sources: &[Source]) -> Result<String> {
     let image = Destinations::read(sources)?.image;
     Ok(format!("{image}:{}", versions::current(sources)?))
 }
 
-/// Whether everything agrees, and with a tag whether this is the commit of that release.
+/// The page of the repository of charts, which has its index.
+fn charts_index(repository: &str) -> Result<String> {
+    let path = repository.strip_prefix("git@github.com:");
+    let path = path.and_then(|path| path.strip_suffix(".git"));
+    let (owner, name) = path
+        .and_then(|path| path.split_once('/'))
+        .with_context(|| format!("{repository} is not like git@github.com:OWNER/NAME.git"))?;
+    Ok(format!("https://{owner}.github.io/{name}"))
+}
+
+/// Whether everything agrees, and with a tag whether this is the content of that release's commit.
 fn check(sources: &[Source], tag: Option<&str>) -> Result<()> {
     let findings = tidy::version_findings(sources);
     for finding in &findings {
@@ -218,6 +259,13 @@ mod tests {
     #[test]
     fn the_image_has_the_version() {
         assert_eq!(image_name(&released()).unwrap(), "a.b/c:0.2.0");
+    }
+
+    #[test]
+    fn the_index_of_the_charts_is_on_the_page_of_their_repository() {
+        let index = charts_index("git@github.com:standin/charts.git");
+        assert_eq!(index.unwrap(), "https://standin.github.io/charts");
+        assert!(charts_index("https://example.com/charts").is_err());
     }
 
     #[test]

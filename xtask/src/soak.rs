@@ -9,7 +9,7 @@ use clap::Args;
 use lab::cleanup::HostResources;
 use lab::{Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 
-use crate::{duration, privilege, process, table};
+use crate::{bench, duration, privilege, process, table};
 
 /// A test that must succeed every time.
 #[derive(Debug)]
@@ -40,6 +40,14 @@ const SOAKS: &[Soak] = &[
         prepare: || Ok(()),
         needs_root: false,
         cycle: keep_last_line,
+    },
+    Soak {
+        name: "hostile",
+        description: "with 10,000 hostile connections to each listener, sessions start, policies change, and no probe fails",
+        default_cycles: 3,
+        prepare: bench::prepare_hostile_soak,
+        needs_root: true,
+        cycle: bench::soak_hostile_peers,
     },
 ];
 

@@ -3,7 +3,7 @@
 //! Each rule is a module with a pure function from the repository's content to findings. Sizes are
 //! different: they are only reported and never fail.
 
-mod dependencies;
+pub(crate) mod dependencies;
 pub(crate) mod fragments;
 mod language;
 mod links;

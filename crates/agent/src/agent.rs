@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use protocol::grant::Grant;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use splitter::Memory;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -305,21 +304,6 @@ impl Agent {
             .fold(0, |different, (left, right)| different | (left ^ right));
         expected.len() == token.len() && different == 0
     }
-}
-
-/// Raises this process's limit of file descriptors to its hard limit: each connection of a session needs one. The program
-/// that hosts the agent calls it, because the agent itself changes no process-wide settings.
-pub fn raise_descriptor_limit() -> Result<()> {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
-    setrlimit(Resource::Nofile, raised).map_err(|source| crate::Error::Agent {
-        action: "raise its limit of file descriptors",
-        hint: "raise it before starting the agent (`ulimit -n`), or use fewer connections",
-        source,
-    })
 }
 
 impl fmt::Debug for Token {

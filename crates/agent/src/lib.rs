@@ -36,7 +36,7 @@ mod target;
 mod user_namespace;
 mod workers;
 
-pub use agent::{Agent, raise_descriptor_limit};
+pub use agent::Agent;
 pub use container::process_of_container;
 pub use error::{Error, Result};
 pub use incoming::{

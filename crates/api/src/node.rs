@@ -98,6 +98,11 @@ pub struct ServeExit {
     pub has_failed: bool,
 }
 
+/// The port on which the agent of one session listens for the operator, if it listens for its client on this port.
+pub fn operator_port(client_port: u16) -> u16 {
+    client_port.saturating_add(1)
+}
+
 /// Encodes a message: its length and its JSON.
 pub fn encode_message<T: Serialize>(content: &T) -> Result<Vec<u8>, serde_json::Error> {
     let content = serde_json::to_vec(content)?;

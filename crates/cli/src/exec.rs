@@ -31,7 +31,7 @@ use std::process::{ExitCode, ExitStatus};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use config::{FileMode, Resolved, Settings};
+use config::{Resolved, Settings};
 use proxy::{EventSink, Launch, Monitor, Session};
 
 pub(crate) use agent::{access, coordinated_clusters, program as agent_program};
@@ -58,10 +58,23 @@ pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
 }
 
 fn print_config(arguments: &ExecArguments, progress: &Progress) -> Result<()> {
-    let mut resolved = settings::load(arguments, progress)?;
+    let mut resolved = load_settings(arguments, progress)?;
     magic::add_preview(&mut resolved, &arguments.command);
     print!("{}", settings::describe(&resolved));
     Ok(())
+}
+
+fn load_settings(arguments: &ExecArguments, progress: &Progress) -> Result<Resolved> {
+    let mut resolved = settings::load(arguments, progress)?;
+    let settings = &resolved.settings;
+    if arguments.agent.address.is_none()
+        && local_target(settings).is_none()
+        && agent::ensure_cluster_intended(settings).is_ok()
+        && agent::is_targetless(settings)
+    {
+        resolved.remove_target();
+    }
+    Ok(resolved)
 }
 
 /// Returns the exit status of the program.
@@ -72,7 +85,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitSta
     }
     proxy::check()?;
     progress.step("reading the configuration");
-    let mut resolved = settings::load(arguments, progress)?;
+    let mut resolved = load_settings(arguments, progress)?;
     let (has_api, recording) = (resolved.settings.api, arguments.record.as_deref());
     let monitor = local_api::monitor(has_api, recording.is_some());
     let (program, rest) = arguments.command.split_first().context("name a program")?;
@@ -84,7 +97,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitSta
         .build()
         .context("the runtime does not start")?;
     runtime.spawn(progress.clone().print_collected());
-    let chosen = choose_agents(arguments, &mut resolved.settings, verbosity, progress);
+    let chosen = choose_agents(arguments, &resolved.settings, verbosity, progress);
     let (agents, target) = runtime.block_on(chosen)?;
     let started = start(&agents, &mut resolved, arguments, &monitor, progress);
     let started = runtime.block_on(started);
@@ -129,7 +142,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitSta
 /// The agents, and the target as the user named it.
 async fn choose_agents(
     arguments: &ExecArguments,
-    settings: &mut Settings,
+    settings: &Settings,
     verbosity: Verbosity,
     progress: &Progress,
 ) -> Result<(AgentProvider, String)> {
@@ -137,17 +150,11 @@ async fn choose_agents(
         let address = arguments.agent.address.as_deref().unwrap_or_default();
         return Ok((agents, format!("the target of the agent at {address}")));
     }
-    let target = settings.target.as_ref();
-    if let Some(target) = target.and_then(|target| LocalTarget::of(target.path.as_ref()?)) {
+    if let Some(target) = local_target(settings) {
         let name = target.to_string();
         return Ok((AgentProvider::local(target, verbosity, progress), name));
     }
     agent::ensure_cluster_intended(settings)?;
-    if agent::is_targetless(settings) {
-        // The files and the host name of an agent without a target are of no use.
-        settings.feature.fs.mode = FileMode::Local;
-        settings.feature.hostname = false;
-    }
     let cluster = agent::connect_cluster(settings).await?;
     match agent::choose_access_path(settings, &cluster, progress).await? {
         AccessPath::Operator(agents) => {
@@ -160,6 +167,10 @@ async fn choose_agents(
             Ok((AgentProvider::Cluster(Arc::new(agents)), name))
         }
     }
+}
+
+fn local_target(settings: &Settings) -> Option<LocalTarget> {
+    LocalTarget::of(settings.target.as_ref()?.path.as_ref()?)
 }
 
 /// The description of the session for its local API.

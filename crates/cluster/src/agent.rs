@@ -54,7 +54,8 @@ use crate::pod::{AGENT_PREFIX, Replica};
 use crate::refusal::{Attempt, Denial, Refusal};
 use crate::rights;
 
-/// Agents listen below the kernel's ephemeral port range and above the usual service ports.
+/// Agents listen below the kernel's ephemeral port range and above the usual service ports. The agent of a session with an
+/// operator has two of these ports; see [`api::node::operator_port`].
 pub const AGENT_PORTS: std::ops::Range<u16> = 20_000..32_000;
 /// The number of agents to start when the port of each is already in use.
 const MAX_PORT_ATTEMPTS: usize = 3;

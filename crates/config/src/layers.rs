@@ -39,6 +39,8 @@ pub enum Origin {
     File(Location),
     Variable(String),
     Flag(String),
+    /// A session without a target needs this value, whatever was set.
+    NoTarget,
 }
 
 /// Where each value comes from, by key.
@@ -332,6 +334,11 @@ impl Origins {
         self.1.entry(key.to_owned()).or_default().push(bundle);
     }
 
+    /// Notes that a key has the only value that is useful without a target.
+    pub(crate) fn set_without_target(&mut self, key: &str) {
+        self.0.insert(key.to_owned(), Origin::NoTarget);
+    }
+
     /// The bundles that have added to the value of a key.
     pub fn added(&self, key: &str) -> &[&'static str] {
         self.1.get(key).map_or(&[], Vec::as_slice)
@@ -359,6 +366,7 @@ impl fmt::Display for Origin {
                 column,
             }) => write!(formatter, "{source}:{line}:{column}"),
             Self::Variable(name) | Self::Flag(name) => formatter.write_str(name),
+            Self::NoTarget => formatter.write_str("the session has no target"),
         }
     }
 }

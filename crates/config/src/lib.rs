@@ -17,7 +17,7 @@
 //! | `schema`, `shape`, `reference` | the JSON schema, its typed form, and the reference for users |
 //! | `source`, `format`, `tree` | source texts, and their parsers |
 //! | `read` | checks a tree against the shape, and expands short forms |
-//! | `layers`, `environment`, `magic`, `explain` | merge all sources, and explain the result |
+//! | `layers`, `environment`, `magic`, `targetless`, `explain` | merge all sources, adapt the settings to the session, and explain the result |
 //! | `problem`, `report` | problems of a configuration, and how they are shown |
 //! | `env`, `files`, `incoming`, `outgoing`, `dns`, `skip` | the rules |
 //! | `address`, `wildcard`, `other_tools`, `error` | address filters, wildcard patterns, keys without effect, errors |
@@ -44,6 +44,7 @@ mod settings;
 mod shape;
 mod skip;
 mod source;
+mod targetless;
 mod tree;
 mod wildcard;
 

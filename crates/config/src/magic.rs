@@ -6,8 +6,9 @@ use crate::files::Surroundings;
 use crate::layers::Resolved;
 use crate::settings::{FileMode, FileSettings, MagicSettings, NamePattern, RegexText};
 
-/// Variables that choose a profile, or are credentials. The region is no part of the identity.
-const AWS: &[&str] = &[
+/// Variables that choose a profile, are credentials, or select where and how the identity is requested: another endpoint,
+/// no metadata service, other certificates. The region is no part of the identity.
+pub(crate) const AWS: &[&str] = &[
     "AWS_PROFILE",
     "AWS_DEFAULT_PROFILE",
     "AWS_ACCESS_KEY_ID",
@@ -23,9 +24,16 @@ const AWS: &[&str] = &[
     "AWS_CONTAINER_*",
     "AWS_VAULT*",
     "AWS_SSO_*",
+    "AWS_SDK_LOAD_CONFIG",
+    "AWS_ENDPOINT_URL*",
+    "AWS_EC2_METADATA_*",
+    "AWS_CA_BUNDLE",
 ];
 
-const PROXY: &[&str] = &[
+/// The folder of AWS tools in the home folder.
+pub(crate) const AWS_FOLDER: &str = ".aws";
+
+pub(crate) const PROXY: &[&str] = &[
     "HTTP_PROXY",
     "HTTPS_PROXY",
     "ALL_PROXY",
@@ -34,7 +42,7 @@ const PROXY: &[&str] = &[
 ];
 
 /// Mounts that every container or every machine has, which are no volumes.
-const SYSTEM_MOUNTS: &[&str] = &[
+pub(crate) const SYSTEM_MOUNTS: &[&str] = &[
     "/proc",
     "/sys",
     "/dev",
@@ -52,7 +60,8 @@ const SYSTEM_MOUNTS: &[&str] = &[
 ];
 
 /// Local folders of every program. A mount that contains one of them is a part of the machine, and no volume.
-const LOCAL_FOLDERS: &[&str] = &["/usr", "/lib", "/bin", "/nix", "/run", "/tmp", "/var/tmp"];
+pub(crate) const LOCAL_FOLDERS: &[&str] =
+    &["/usr", "/lib", "/bin", "/nix", "/run", "/tmp", "/var/tmp"];
 
 /// The inputs of bundles.
 #[derive(Debug, Clone, Default)]
@@ -103,7 +112,8 @@ impl Resolved {
             return;
         }
         // Tools handle an empty, writable folder better than a missing one.
-        let pattern = format!("^{}/\\.aws(/|$)", regex::escape(home));
+        let replaced = regex::escape(&format!("{home}/{AWS_FOLDER}"));
+        let pattern = format!("^{replaced}(/|$)");
         let replacement = folder.replace('$', "$$") + "${1}";
         files.mapping.0.push((pattern, replacement));
         self.origins.add("feature.fs.mapping", BUNDLE);
@@ -211,6 +221,13 @@ mod tests {
     }
 
     fn environment(resolved: &Resolved) -> String {
+        environment_of(
+            resolved,
+            "AWS_PROFILE=mine AWS_ROLE_ARN=mine AWS_REGION=mine https_proxy=mine X=1",
+        )
+    }
+
+    fn environment_of(resolved: &Resolved, local: &str) -> String {
         let rules = EnvRules::new(&resolved.settings.feature.env, &EnvFile::default()).unwrap();
         let pairs = |text: &str| {
             let pairs = text.split(' ').filter_map(|pair| pair.split_once('='));
@@ -219,9 +236,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let target = pairs("AWS_ROLE_ARN=theirs AWS_ACCESS_KEY_ID=theirs");
-        let local =
-            pairs("AWS_PROFILE=mine AWS_ROLE_ARN=mine AWS_REGION=mine https_proxy=mine X=1");
-        let environment = rules.apply(target, local);
+        let environment = rules.apply(target, pairs(local));
         let text = environment.iter().map(|(name, value)| {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             format!("{}={}", text(name), text(value))
@@ -249,6 +264,64 @@ mod tests {
             ("feature: {env: false}", mine),
         ] {
             assert_eq!(environment(&resolve(text)), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn variables_that_would_defeat_the_targets_identity_are_removed() {
+        let theirs = "AWS_ACCESS_KEY_ID=theirs AWS_ROLE_ARN=theirs";
+        for name in [
+            "AWS_ENDPOINT_URL",
+            "AWS_ENDPOINT_URL_STS",
+            "AWS_EC2_METADATA_DISABLED",
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+            "AWS_CA_BUNDLE",
+            "AWS_SDK_LOAD_CONFIG",
+        ] {
+            let local = format!("{name}=mine");
+            assert_eq!(environment_of(&resolve("{}"), &local), theirs, "{name}");
+            let kept = environment_of(&resolve("magic: false"), &local);
+            assert!(kept.contains(&local), "{kept}");
+        }
+    }
+
+    /// The page for users has exactly what the settings get.
+    #[test]
+    fn the_reference_lists_what_magic_changes() {
+        let page = crate::reference_text();
+        let list = |title: &str| -> Vec<String> {
+            let section = page.split_once(&format!("\n### {title}\n")).unwrap().1;
+            let items = section.split("\n\n").nth(1).unwrap();
+            let items = items.trim().split(", ");
+            items
+                .map(|item| item.trim_matches('`').to_owned())
+                .collect()
+        };
+        let unset = |text: &str| -> Vec<String> {
+            let patterns = resolve(text).settings.feature.env.unset_local;
+            patterns.iter().map(|pattern| pattern.0.clone()).collect()
+        };
+        assert_eq!(
+            list("Variables of AWS tools"),
+            unset("magic: {proxy: false}")
+        );
+        assert_eq!(
+            list("Variables of HTTP proxies"),
+            unset("magic: {aws: false}")
+        );
+        let mapping = resolve("{}").settings.feature.fs.mapping;
+        let mapped = mapping.iter().map(|(pattern, _)| pattern.clone());
+        let files = list("Folders of AWS tools").into_iter();
+        let files = files.map(|path| path.replace('~', "^/users/me").replace('.', "\\.") + "(/|$)");
+        assert_eq!(mapped.collect::<Vec<_>>(), files.collect::<Vec<_>>());
+        for mount in list("Mounts that are no volumes") {
+            assert!(
+                !is_volume(&format!("{mount}/x"), &surroundings()),
+                "{mount}"
+            );
+        }
+        for folder in list("Local folders that no volume replaces") {
+            assert!(!is_volume(&folder, &surroundings()), "{folder}");
         }
     }
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::env::MACHINE_VARIABLES;
 use crate::environment::VARIABLES;
 use crate::files::{LOCAL, LOCAL_CONFIGURATION, REMOTE};
+use crate::magic::{AWS, AWS_FOLDER, LOCAL_FOLDERS, PROXY, SYSTEM_MOUNTS};
 use crate::other_tools::KEYS_OF_OTHER_TOOLS;
 use crate::shape::{self, Kind, Shape};
 use crate::skip::BUILD_TOOLS;
@@ -81,6 +82,31 @@ fn built_in() -> String {
         "Variables of a machine",
         "Not taken from the target, unless `feature.env.include` contains their full names.",
         MACHINE_VARIABLES,
+    );
+    list(
+        "Variables of AWS tools",
+        "`magic.aws` removes those of this machine, in upper and lower case. Those of the target stay.",
+        AWS,
+    );
+    list(
+        "Folders of AWS tools",
+        "`magic.aws` replaces it with an empty folder of the session.",
+        &[&*format!("~/{AWS_FOLDER}")],
+    );
+    list(
+        "Variables of HTTP proxies",
+        "`magic.proxy` removes those of this machine, in upper and lower case. Those of the target stay.",
+        PROXY,
+    );
+    list(
+        "Mounts that are no volumes",
+        "`magic.auto_mount` does not read them, and what is mounted below them, at the target.",
+        SYSTEM_MOUNTS,
+    );
+    list(
+        "Local folders that no volume replaces",
+        "`magic.auto_mount` does not read a mount at the target that is one of these or contains one of them.",
+        LOCAL_FOLDERS,
     );
     list(
         "Build tools",

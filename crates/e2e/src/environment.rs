@@ -12,6 +12,9 @@ pub const STATIC_STANDIND: &str = lab::environment::STATIC_STANDIND;
 /// The folder with the compiled programs of `fixtures`. Without it the tests compile them.
 pub const FIXTURES: &str = "STANDIN_FIXTURES";
 
+/// The folder of the AWS CLI and of moto, which `cargo xtask test` installs.
+pub const AWS_TOOLS: &str = "STANDIN_AWS_TOOLS";
+
 /// The group of scenarios to run: `shared-clusters`, `own-clusters` or `labs`. Without it all of them run.
 pub const GROUP: &str = "STANDIN_E2E_GROUP";
 

@@ -24,6 +24,7 @@
 //! | [`binaries`] | builds Kubernetes, etcd, CoreDNS and Helm |
 //! | [`image`], [`debian`] | container images, and their root filesystems from Debian packages |
 //! | [`standind`], [`shop`] | the images of the agent and of the sample shop |
+//! | [`hostile`] | a pod that opens many connections to the listeners of others |
 //! | [`host_checks`] | what the host must provide, checked before anything is changed |
 //! | [`cleanup`] | finds resources that a lab left on the host |
 //! | [`usage`] | memory and processor time of a lab |
@@ -44,6 +45,7 @@ mod dns;
 pub mod environment;
 mod error;
 pub mod host_checks;
+pub mod hostile;
 pub mod image;
 mod lab;
 mod node;

@@ -80,7 +80,7 @@ impl Windows {
 /// The client of an HTTP/2 connection over a link. Clones share the connection, which ends with the last clone.
 #[derive(Debug, Clone)]
 pub struct Client {
-    send: SendRequest<UnsyncBoxBody<Bytes, BoxError>>,
+    send: SendRequest<BoxBody>,
 }
 
 impl Client {
@@ -119,12 +119,46 @@ impl Client {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        let response = self.try_send(boxed(request));
+        Box::pin(async move { response.await.map_err(|failed| failed.error) })
+    }
+
+    /// Like [`send`](Self::send), but a request of which the peer got nothing is part of the error. Such a request can be
+    /// sent again, over another connection.
+    pub fn try_send(
+        &mut self,
+        request: Request<BoxBody>,
+    ) -> impl Future<Output = Result<Response<Incoming>, SendError>> + Send + use<> {
         let (mut head, body) = request.into_parts();
         head.uri = with_origin(head.uri);
-        let body = body.map_err(Into::into).boxed_unsync();
-        let response = self.send.send_request(Request::from_parts(head, body));
-        Box::pin(async move { Ok(response.await?) })
+        let response = self.send.try_send_request(Request::from_parts(head, body));
+        async move {
+            response.await.map_err(|mut failed| SendError {
+                unsent: failed.take_message().map(Box::new),
+                error: failed.into_error().into(),
+            })
+        }
     }
+}
+
+/// A request that failed.
+#[derive(Debug)]
+pub struct SendError {
+    /// The request, if nothing of it was sent because the connection had ended.
+    pub unsent: Option<Box<Request<BoxBody>>>,
+    pub error: LinkError,
+}
+
+/// A body of any type.
+pub type BoxBody = UnsyncBoxBody<Bytes, BoxError>;
+
+/// The same request, with a body of any type.
+pub fn boxed<B>(request: Request<B>) -> Request<BoxBody>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    request.map(|body| body.map_err(Into::into).boxed_unsync())
 }
 
 /// The response to a request.

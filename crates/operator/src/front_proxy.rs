@@ -51,7 +51,7 @@ impl FrontProxy {
         Self::from_config_map(&config_map)
     }
 
-    fn from_config_map(config_map: &ConfigMap) -> Result<Self> {
+    pub(crate) fn from_config_map(config_map: &ConfigMap) -> Result<Self> {
         let value = |key: &'static str| {
             let data = config_map.data.as_ref()?;
             data.get(key).filter(|value| !value.is_empty())

@@ -18,7 +18,7 @@
 //! | [`discovery`], [`openapi`] | the documents by which clients discover the API |
 //! | [`front_proxy`] | authenticates the API server and reads the user from its headers |
 //! | [`leader`] | leader election |
-//! | [`metrics`], [`probes`] | metrics and health endpoints |
+//! | [`metrics`], [`probes`], [`plain_http`] | metrics and health endpoints |
 //! | [`multicluster`] | sessions over several clusters |
 //! | [`nodes`] | requests to node agents |
 //! | [`overview`], [`sessions`], [`targets`] | the objects that the API serves |
@@ -39,12 +39,12 @@ mod front_proxy;
 #[cfg(test)]
 mod golden;
 mod leader;
-mod listening;
 mod metrics;
 mod multicluster;
 mod nodes;
 mod openapi;
 mod overview;
+mod plain_http;
 mod policies;
 mod probes;
 mod response;
@@ -56,11 +56,13 @@ mod targets;
 mod uninstall;
 mod users;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
 use link::tls::Identity;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -77,7 +79,6 @@ use crate::background::Background;
 use crate::cache::SessionCache;
 use crate::certificates::CertificateRotator;
 use crate::leader::Election;
-use crate::listening::listen;
 use crate::metrics::Metrics;
 use crate::multicluster::member_clusters::MemberClusters;
 use crate::nodes::Nodes;
@@ -135,10 +136,9 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     let members = MemberClusters::new(&client, &settings, &background)?;
     let certificates = CertificateRotator::start(client.clone(), settings.clone()).await?;
     let trust = TrustReloader::start(client.clone(), certificates.subscribe()).await?;
-    let (listener, probes) = (
-        listen(settings.listen).await?,
-        listen(settings.listen_for_probes).await?,
-    );
+    let listener = listen(settings.listen).await?;
+    let probes_listener = listen(settings.listen_for_probes).await?;
+    let metrics_listener = listen(settings.listen_for_metrics).await?;
     let shared = Arc::new(Shared {
         sessions: SessionCache::start(client.clone(), &background, "sessions"),
         policies: PolicyCache::start(&client, &background),
@@ -163,24 +163,37 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     tracing::info!(
         address = %shared.settings.listen,
         probe_address = %shared.settings.listen_for_probes,
+        metrics_address = %shared.settings.listen_for_metrics,
         version = env!("CARGO_PKG_VERSION"),
         "listening"
     );
     background.spawn("certificates", certificates.run());
     background.spawn("trust", trust.run());
-    background.spawn("probes", probes::serve(Arc::clone(&shared), probes));
+    let admission = |listener, limits| shared.metrics.admission(listener, limits);
+    let api_admission = admission("api", server::LIMITS);
+    let probes_admission = admission("probes", probes::LIMITS);
+    let metrics_admission = admission("metrics", metrics::LIMITS);
+    let serving = probes::serve(Arc::clone(&shared), probes_listener, probes_admission);
+    background.spawn("probes", serving);
+    let serving = metrics::serve(Arc::clone(&shared), metrics_listener, metrics_admission);
+    background.spawn("metrics", serving);
     background.spawn("leader", lead(Arc::clone(&shared)));
     if shared.members.is_some() {
         background.spawn("members", run_members(Arc::clone(&shared)));
     }
     let (client, settings) = (shared.client.clone(), shared.settings.clone());
-    server::serve(shared, listener, ending).await;
+    server::serve(shared, listener, api_admission, ending).await;
     drop(tasks);
     Election::release(client, &settings).await;
     match background.failure() {
         Some(failure) => Err(Error::TaskFailed(failure.to_string())),
         None => Ok(()),
     }
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let listening = admission::listen(address).await;
+    listening.map_err(|source| Error::Listen { address, source })
 }
 
 /// Runs the controllers whenever this replica is the leader. A controller that ends is restarted and counted; one that panics

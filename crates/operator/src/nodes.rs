@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use api::node::{
     MAX_RESPONSE_BYTES, NODE_AGENT_LABELS, NODE_AGENT_PORT, NodeRequest, NodeResponse,
-    ServedTarget, encode_message,
+    ServedTarget, encode_message, operator_port,
 };
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
@@ -160,11 +160,13 @@ impl Nodes {
     }
 }
 
-/// Connects to the agent of one session, with the identity that the agent accepts requests from.
+/// Connects to the agent of one session, with the identity that the agent accepts requests from. `address` is the one for
+/// its client.
 pub(crate) async fn dial_agent(
     identity: &Identity,
-    address: SocketAddr,
+    mut address: SocketAddr,
 ) -> Result<impl Pipe + use<>, BoxError> {
+    address.set_port(operator_port(address.port()));
     let name = ServerName::try_from("agent")?;
     let trust = Trust::FirstSeen(FirstSeen::default());
     let dialer = TlsDialer::with_identity(TcpDialer::new(address), name, trust, identity)?;

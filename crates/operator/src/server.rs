@@ -1,27 +1,25 @@
 //! The server that the API server connects to: TLS, authentication, and dispatch of requests.
 
+mod connections;
 mod trust;
 
-use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use admission::{Admission, Limits, accept};
 use api::ConnectParameters;
 use api::session::Session;
 use error_chain::error_chain;
 use http::Request;
 use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::server::graceful::GracefulShutdown;
 use jiff::Timestamp;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use self::connections::Authentication;
 pub(crate) use self::trust::{Trust, TrustReloader};
 use crate::connect::{self, ConnectRequest};
 use crate::error::Error;
@@ -32,15 +30,12 @@ use crate::routes::{self, ApiRequest};
 use crate::targets::{TargetFilter, TargetList};
 use crate::{Shared, discovery, multicluster, openapi, overview, sessions, targets, users};
 
-/// The delay after a failed `accept`.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client may take to send the head of a request. It applies to the API server as well.
-const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// The limit of concurrent connections of unauthenticated clients. Connections of the API server do not count.
-const MAX_UNAUTHENTICATED_CONNECTIONS: usize = 64;
-/// The limit of concurrent requests over one connection. Each session has its own connection.
-const MAX_CONCURRENT_STREAMS: u32 = 1000;
+/// The permits of connections whose clients are not authenticated. Connections of the API server need one for their handshake
+/// only.
+pub(crate) const LIMITS: Limits = Limits {
+    total: 512,
+    per_source: 256,
+};
 /// How long it may take until the cluster sends no new connections to a replica that shuts down. Connections that arrive
 /// in the meantime are served.
 const SHUTDOWN_DELAY: Duration = Duration::from_secs(4);
@@ -48,29 +43,37 @@ const SHUTDOWN_DELAY: Duration = Duration::from_secs(4);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves until `shutdown`, and then until running requests and relays have ended.
-pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener, shutdown: CancellationToken) {
+pub(crate) async fn serve(
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    admission: Admission,
+    shutdown: CancellationToken,
+) {
     let graceful = GracefulShutdown::new();
-    let unauthenticated = Arc::new(Semaphore::new(MAX_UNAUTHENTICATED_CONNECTIONS));
     let mut stop_accepting = pin!(async {
         shutdown.cancelled().await;
         sleep(SHUTDOWN_DELAY).await;
     });
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let (connection, peer) = tokio::select! {
+            accepted = accept(&listener) => accepted,
             () = &mut stop_accepting => break,
         };
-        let Ok((connection, _)) = accepted else {
-            // No file descriptor is left, or the client has disconnected already. Both are temporary.
-            sleep(ACCEPT_RETRY_DELAY).await;
-            continue;
+        let (permit, watcher) = (admission.admit(peer), graceful.watcher());
+        let trust = shared.trust.borrow().clone();
+        let (shared, used_trust) = (Arc::clone(&shared), Arc::clone(&trust));
+        let respond = move |authentication, request| {
+            respond(
+                Arc::clone(&shared),
+                Arc::clone(&used_trust),
+                authentication,
+                request,
+            )
         };
-        let (shared, watcher) = (Arc::clone(&shared), graceful.watcher());
-        let unauthenticated = Arc::clone(&unauthenticated);
         tokio::spawn(async move {
-            if let Err(error) = serve_connection(shared, watcher, unauthenticated, connection).await
-            {
-                tracing::debug!(error = %error, "connection failed");
+            let serving = connections::serve(&trust, watcher, permit, connection, respond);
+            if let Err(error) = serving.await {
+                tracing::debug!(%error, %peer, "connection failed");
             }
         });
     }
@@ -81,47 +84,10 @@ pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener, shutdown: 
     let _ = timeout(DRAIN_TIMEOUT, done).await;
 }
 
-async fn serve_connection(
-    shared: Arc<Shared>,
-    watcher: Watcher,
-    unauthenticated: Arc<Semaphore>,
-    connection: TcpStream,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    connection.set_nodelay(true)?;
-    // A client is unauthenticated until the TLS handshake is done.
-    let permit = unauthenticated
-        .try_acquire_owned()
-        .map_err(|_| "too many unauthenticated connections")?;
-    let trust = shared.trust.borrow().clone();
-    let stream = timeout(TLS_HANDSHAKE_TIMEOUT, trust.acceptor().accept(connection)).await??;
-    let certificates = stream.get_ref().1.peer_certificates();
-    let is_front_proxy = trust
-        .front_proxy()
-        .recognise(certificates.and_then(<[_]>::first));
-    let _permit = (!is_front_proxy).then_some(permit);
-    let service = service_fn(move |request: Request<Incoming>| {
-        let (shared, trust) = (Arc::clone(&shared), Arc::clone(&trust));
-        async move { Ok::<_, Infallible>(respond(shared, &trust, is_front_proxy, request).await) }
-    });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_READ_TIMEOUT);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(MAX_CONCURRENT_STREAMS)
-        .keep_alive_interval(HEADER_READ_TIMEOUT)
-        .keep_alive_timeout(HEADER_READ_TIMEOUT);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    watcher.watch(connection.into_owned()).await
-}
-
 async fn respond(
     shared: Arc<Shared>,
-    trust: &Trust,
-    is_front_proxy: bool,
+    trust: Arc<Trust>,
+    authentication: Authentication,
     request: Request<Incoming>,
 ) -> ApiResponse {
     let parsed = routes::parse(
@@ -131,7 +97,7 @@ async fn respond(
         request.headers(),
     );
     let resource = parsed.as_ref().map_or("unknown", ApiRequest::label);
-    let result = if is_front_proxy {
+    let result = if authentication == Authentication::FrontProxy {
         match (parsed, trust.front_proxy().user(request.headers())) {
             (Ok(parsed), Ok(user)) => handle(&shared, parsed, &user, request).await,
             (Err(refusal), _) | (_, Err(refusal)) => Err(refusal),

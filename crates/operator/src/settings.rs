@@ -7,6 +7,9 @@ pub use cluster::{AgentSettings, PodSettings};
 
 use crate::multicluster::MultiCluster;
 
+/// The longest retention of a failed session, which has no client that could resume it.
+const MAX_FAILED_RETENTION: Duration = Duration::from_secs(60);
+
 /// The settings that the chart passes. They do not change at run time.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -24,8 +27,10 @@ pub struct Settings {
     pub license_secret: Option<String>,
     /// The listen address for the API server.
     pub listen: SocketAddr,
-    /// The listen address for the kubelet and Prometheus.
+    /// The listen address for the kubelet.
     pub listen_for_probes: SocketAddr,
+    /// The listen address for Prometheus.
+    pub listen_for_metrics: SocketAddr,
     /// The namespace of targets that are named without one.
     pub default_namespace: String,
     pub session: SessionSettings,
@@ -76,6 +81,11 @@ impl SessionSettings {
     pub(crate) fn heartbeat(&self, default: Duration) -> Duration {
         default.min(self.time_to_live / 4)
     }
+
+    /// How long the object of a failed session is kept, so that users can read the reason.
+    pub(crate) fn failed_retention(&self) -> Duration {
+        self.time_to_live.min(MAX_FAILED_RETENTION)
+    }
 }
 
 impl Settings {
@@ -89,5 +99,22 @@ impl Settings {
             format!("{service}.{namespace}.svc"),
             format!("{service}.{namespace}.svc.cluster.local"),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_sessions_are_kept_no_longer_than_others() {
+        for (time_to_live, expected) in [(15, 15), (60, 60), (86_400, 60)] {
+            let settings = SessionSettings {
+                time_to_live: Duration::from_secs(time_to_live),
+                max_resume: Duration::from_secs(86_400),
+            };
+            let retention = settings.failed_retention();
+            assert_eq!(retention, Duration::from_secs(expected));
+        }
     }
 }

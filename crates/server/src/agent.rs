@@ -2,23 +2,25 @@
 
 mod listener;
 pub(crate) mod node;
+mod operator_listener;
 mod operator_requests;
 mod port_reports;
 mod sessions;
 
 use std::future::Future;
 use std::io::Read as _;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 use std::{env, thread};
 
 use ::agent::{
     Agent, ClientReachability, Memory, ReachabilityWatch, enter_user_namespace_of,
-    process_of_container, raise_descriptor_limit,
+    process_of_container,
 };
+use admission::{Admission, raise_descriptor_limit};
 use anyhow::{Context, Result};
 use clap::Args;
-use link::tls::Fingerprint;
+use link::tls::{Fingerprint, Identity, acceptor_for_clients};
 use link::{Link, LinkError, ServerSettings, Status};
 use protocol::grant::Grant;
 use tokio::net::TcpListener;
@@ -31,7 +33,8 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use listener::{AgentListener, ClientAuth, ConnectionPurpose};
+use listener::{AgentListener, ClientAuth, ConnectionPurpose, LIMITS};
+use operator_listener::OperatorListener;
 use sessions::Sessions;
 
 /// The secret that clients present. In the environment, because all users of the machine can see arguments.
@@ -53,8 +56,11 @@ pub(crate) struct AgentArguments {
     #[arg(long, value_name = "SHA256")]
     client_certificate: Option<Fingerprint>,
     /// Accept requests of the operator, which has the certificate with this SHA-256: to end, and to change the grant
-    #[arg(long, value_name = "SHA256", requires = "client_certificate")]
+    #[arg(long, value_name = "SHA256", requires_all = ["client_certificate", "listen_for_operator"])]
     ended_by_certificate: Option<Fingerprint>,
+    /// The address to listen on for requests of the operator
+    #[arg(long, value_name = "ADDRESS", requires = "ended_by_certificate")]
+    listen_for_operator: Option<SocketAddr>,
     /// The log level on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: LevelFilter,
@@ -157,10 +163,20 @@ async fn serve_until(
 }
 
 impl AgentArguments {
+    /// The listener for the operator, with a certificate for this run only.
+    async fn operator_listener(&self) -> Result<Option<OperatorListener>> {
+        let arguments = self.listen_for_operator.zip(self.ended_by_certificate);
+        let Some((listen, operator)) = arguments else {
+            return Ok(None);
+        };
+        let identity = Identity::generate().context("cannot generate a certificate")?;
+        let acceptor = acceptor_for_clients(&identity, &[operator])?;
+        Ok(Some(OperatorListener::bind(listen, acceptor).await?))
+    }
+
     fn client_auth(&self) -> Result<ClientAuth> {
         if let Some(client) = self.client_certificate {
-            let ended_by = self.ended_by_certificate;
-            return Ok(ClientAuth::Certificate { client, ended_by });
+            return Ok(ClientAuth::Certificate(client));
         }
         let token = env::var(TOKEN).with_context(|| {
             format!("{TOKEN} is not set: it is the secret that clients present")
@@ -176,7 +192,15 @@ fn read_grant(text: &str) -> Result<Grant, serde_json::Error> {
 
 fn start_log(level: LevelFilter) {
     // Logs of dependencies may contain data of the target and its clients.
-    let ours = ["agent", "link", "protocol", "splitter", "standind"].map(|name| (name, level));
+    let ours = [
+        "admission",
+        "agent",
+        "link",
+        "protocol",
+        "splitter",
+        "standind",
+    ]
+    .map(|name| (name, level));
     let others = level.min(LevelFilter::WARN);
     tracing_subscriber::registry()
         .with(
@@ -206,15 +230,8 @@ fn end_of_input(enabled: bool, runtime: &Runtime) -> oneshot::Receiver<()> {
     end
 }
 
-/// Listens on an address. Without IPv6, the unspecified address falls back to IPv4.
 async fn listen(address: SocketAddr) -> Result<TcpListener> {
-    let is_in_use = |error: &std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
-    let listening = match TcpListener::bind(address).await {
-        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && !is_in_use(&error) => {
-            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
-        }
-        listening => listening,
-    };
+    let listening = admission::listen(address).await;
     listening.with_context(|| format!("cannot listen on {address}"))
 }
 
@@ -229,34 +246,53 @@ async fn serve(
         max_resume_window: Duration::from_secs(arguments.resume_window),
         ..ServerSettings::default()
     };
-    let listener = AgentListener::bind(arguments.listen, auth, settings).await?;
+    // Before the other listener: an agent that its client can reach obeys the operator already.
+    let operator_listener = arguments.operator_listener().await?;
+    let admission = Admission::new(LIMITS);
+    let listener = AgentListener::bind(arguments.listen, auth, settings, admission).await?;
     let address = listener.address;
     match listener.certificate {
         None => println!("listening on {address}"),
         Some(certificate) => println!("listening on {address} with certificate {certificate}"),
     }
-    serve_listener(&listener, agent, sessions, &CancellationToken::new()).await
+    let cancelled = CancellationToken::new();
+    tokio::select! {
+        () = serve_listener(&listener, agent, sessions, &cancelled) => {}
+        () = serve_operator(operator_listener, agent) => {
+            tracing::info!("shutdown requested by operator");
+        }
+    }
+    Ok(())
 }
 
-/// Serves connections until the operator requests the end. Connections that were accepted before are served until
-/// `cancelled`.
+/// Serves the operator until it requests the end. Without a listener for it, this never returns.
+async fn serve_operator(listener: Option<OperatorListener>, agent: &Agent) {
+    let Some(listener) = listener else {
+        return std::future::pending().await;
+    };
+    // From an operator's connection to this function.
+    let (end, mut ends) = mpsc::channel(1);
+    let agent = agent.clone();
+    let handle = move |pipe| {
+        let (agent, end) = (agent.clone(), end.clone());
+        async move { operator_requests::handle(pipe, &agent, end).await }
+    };
+    tokio::select! {
+        () = listener.serve(handle) => {}
+        _ = ends.recv() => {}
+    }
+}
+
+/// Serves the connections of clients, each until `cancelled`. It never returns.
 async fn serve_listener(
     listener: &AgentListener,
     agent: &Agent,
     sessions: &Sessions,
     cancelled: &CancellationToken,
-) -> Result<()> {
-    // From an operator's connection to this loop.
-    let (end, mut ends) = mpsc::channel(1);
+) {
     loop {
-        let connection = tokio::select! {
-            connection = listener.accept() => connection,
-            _ = ends.recv() => {
-                tracing::info!("shutdown requested by operator");
-                return Ok(());
-            }
-        };
-        let (agent, sessions, end) = (agent.clone(), sessions.clone(), end.clone());
+        let connection = listener.accept().await;
+        let (agent, sessions) = (agent.clone(), sessions.clone());
         let peer = connection.peer;
         let serving = async move {
             let purpose = match connection.authenticate().await {
@@ -267,27 +303,15 @@ async fn serve_listener(
                     return;
                 }
             };
-            if let Err(error) = serve_client(purpose, &agent, &sessions, end).await {
+            let ConnectionPurpose::Session(link) = purpose else {
+                return;
+            };
+            let _guard = sessions.begin();
+            if let Err(error) = serve_session(link, &agent).await {
                 tracing::warn!(error = format!("{error:#}"), %peer, "connection failed");
             }
         };
         tokio::spawn(cancelled.clone().run_until_cancelled_owned(serving));
-    }
-}
-
-async fn serve_client(
-    purpose: ConnectionPurpose,
-    agent: &Agent,
-    sessions: &Sessions,
-    end: mpsc::Sender<()>,
-) -> Result<()> {
-    match purpose {
-        ConnectionPurpose::Session(link) => {
-            let _guard = sessions.begin();
-            serve_session(link, agent).await
-        }
-        ConnectionPurpose::Resumption => Ok(()),
-        ConnectionPurpose::Operator(pipe) => operator_requests::handle(*pipe, agent, end).await,
     }
 }
 

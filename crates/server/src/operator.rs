@@ -71,9 +71,12 @@ struct OperatorArguments {
     /// The address to listen on for the API server
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:8443")]
     listen: SocketAddr,
-    /// The address of /healthz, /readyz and /metrics
-    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8080")]
+    /// The address of /healthz and /readyz
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8081")]
     listen_for_probes: SocketAddr,
+    /// The address of /metrics
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8080")]
+    listen_for_metrics: SocketAddr,
     /// The namespace of targets that are named without one
     #[arg(long, value_name = "NAME", default_value = "default")]
     default_namespace: String,
@@ -145,6 +148,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: OperatorArguments) -> Result<()> {
     start_log(arguments.log, arguments.log_json);
+    admission::raise_descriptor_limit().context("the limit of open files cannot be raised")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -187,6 +191,7 @@ fn settings(arguments: OperatorArguments) -> Result<Settings> {
         license_secret: arguments.license_secret,
         listen: arguments.listen,
         listen_for_probes: arguments.listen_for_probes,
+        listen_for_metrics: arguments.listen_for_metrics,
         default_namespace: arguments.default_namespace,
         session: SessionSettings {
             time_to_live: Duration::from_secs(arguments.session_ttl),

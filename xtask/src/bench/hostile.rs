@@ -2,6 +2,7 @@
 //!
 //! Each group has its own site. Baselines are measured in the same run, without the hostile peer.
 
+mod listeners;
 mod memory;
 
 use std::fs::File;
@@ -9,14 +10,20 @@ use std::fs::File;
 use anyhow::Result;
 use lab::Paths;
 
+pub(crate) use self::listeners::soak;
 use super::groups::{self, Group};
 use super::session::programs::{Programs, log_path};
 use super::{Extent, Row, images};
 
-const GROUPS: &[Group<Programs>] = &[("memory", |programs, extent| memory::rows(programs, extent))];
+const GROUPS: &[Group<Programs>] = &[
+    ("listeners", |programs, extent| {
+        listeners::rows(programs, extent)
+    }),
+    ("memory", |programs, extent| memory::rows(programs, extent)),
+];
 
-pub(super) fn prepare() -> Result<()> {
-    crate::lab::prepare(&Paths::from_environment(), 2, 1)?;
+pub(crate) fn prepare() -> Result<()> {
+    crate::lab::prepare(&Paths::from_environment(), 1, 1)?;
     images::build_programs()
 }
 

@@ -6,13 +6,13 @@
 
 mod forward;
 mod memory;
-mod operator;
+pub(super) mod operator;
 mod outgoing;
 mod passing;
 mod raw_relay;
 mod sessions;
-mod site;
-mod start;
+pub(super) mod site;
+pub(super) mod start;
 mod stolen;
 
 use anyhow::Result;

@@ -52,10 +52,15 @@ pub(super) fn median(mut numbers: Vec<f64>) -> f64 {
 }
 
 /// The 95th percentile.
-pub(super) fn ninety_fifth(mut numbers: Vec<f64>) -> f64 {
+pub(super) fn ninety_fifth(numbers: Vec<f64>) -> f64 {
+    percentile(numbers, 0.95)
+}
+
+/// The number that this fraction of the numbers does not exceed.
+pub(super) fn percentile(mut numbers: Vec<f64>, fraction: f64) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let last = numbers.len().saturating_sub(1);
-    let index = (last as f64 * 0.95).round() as usize;
+    let index = (last as f64 * fraction).round() as usize;
     numbers.get(index).copied().unwrap_or(f64::NAN)
 }
 

@@ -12,7 +12,7 @@ use clap::Args;
 use semver::Version;
 
 use super::versions;
-use crate::process;
+use crate::git::output as git;
 use crate::workspace::Source;
 
 /// The trailer of each commit message, with the source commit.
@@ -199,25 +199,6 @@ fn chart_versions(clone: &Path) -> Result<Vec<Version>> {
         }
     }
     Ok(found)
-}
-
-/// The output of git, without the final line break.
-fn git(folder: &Path, arguments: &[&str]) -> Result<String> {
-    let mut command = Command::new("git");
-    command
-        .current_dir(folder)
-        .stderr(Stdio::piped())
-        .args(arguments);
-    let finished = command.output().context("starting git")?;
-    ensure!(
-        finished.status.success(),
-        "`{}` failed: {}",
-        process::shown(&command),
-        String::from_utf8_lossy(&finished.stderr).trim()
-    );
-    Ok(String::from_utf8_lossy(&finished.stdout)
-        .trim_end()
-        .to_owned())
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use clap::Args;
 use semver::Version;
 
 use super::{changelog, check, package, parse_version, versions};
+use crate::git::output as git;
 use crate::process;
 use crate::workspace::{self, Source};
 
@@ -63,7 +64,7 @@ pub(crate) fn run(arguments: &PrepareArguments, root: &Path, sources: &[Source])
             "nothing was committed; `git restore --staged --worktree .` reverts the changes",
         )?;
     eprintln!(
-        "the release commit is made. Have it reviewed and merged as it is, then `git tag {version}` it and push the tag"
+        "the release commit is made. Have it reviewed and merged as it is; then tag the commit of main that has it, and push the tag {version}"
     );
     Ok(())
 }
@@ -175,10 +176,6 @@ fn commit(root: &Path, version: &Version, changes: &[Change]) -> Result<()> {
 fn today() -> Result<String> {
     let date = process::output(Command::new("date").args(["--utc", "+%F"]))?;
     Ok(date.trim().to_owned())
-}
-
-fn git(root: &Path, arguments: &[&str]) -> Result<String> {
-    process::output(Command::new("git").current_dir(root).args(arguments))
 }
 
 #[cfg(test)]

@@ -302,6 +302,7 @@ fn run_cluster_tests(settings: &Settings) -> Result<Outcome> {
     let mut variables: Vec<(&'static str, OsString)> = vec![
         (environment::PROGRAMS, OsString::from(&built.programs)),
         (environment::FIXTURES, OsString::from(&fixtures)),
+        (environment::AWS_TOOLS, aws::folder()?.into()),
         (
             lab::environment::STATIC_STANDIND,
             OsString::from(&built.image_program),

@@ -50,6 +50,7 @@ const MAP: &[CrateRule] = &[
     rule("api",            Group::Types,           &[]),
     rule("config",         Group::Types,           &[]),
     rule("monitor",        Group::Types,           &[]),
+    rule("admission",      Group::Infrastructure,  &[]),
     rule("link",           Group::Infrastructure,  &[]),
     rule("cluster",        Group::Infrastructure,  &["link"]),
     rule("tunnel",         Group::Infrastructure,  &[]),
@@ -105,6 +106,11 @@ impl Group {
             Self::Samples => "sample services import nothing of ours",
         }
     }
+}
+
+/// Whether a crate of the map is a part of the released programs.
+pub(crate) fn is_released(name: &str) -> bool {
+    find(name).is_some_and(|rule| !matches!(rule.group, Group::Testing | Group::Samples))
 }
 
 /// A package of this workspace and everything that its manifest names as a dependency, except for its tests.
@@ -267,6 +273,7 @@ mod tests {
             ("api", &["kube"]),
             ("config", &[]),
             ("monitor", &["serde"]),
+            ("admission", &["tokio"]),
             ("link", &["protocol", "h2"]),
             ("cluster", &["api", "kube"]),
             ("tunnel", &["protocol"]),
@@ -275,7 +282,7 @@ mod tests {
             ("proxy", &["interceptor", "router", "link", "config"]),
             ("splitter", &["h2"]),
             ("agent", &["protocol", "link", "splitter"]),
-            ("operator", &["api", "cluster", "kube"]),
+            ("operator", &["api", "admission", "cluster", "kube"]),
             ("usage", &["api"]),
             ("fleet", &["link"]),
             ("cli", &["proxy", "config", "cluster"]),

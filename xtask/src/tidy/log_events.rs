@@ -1,6 +1,6 @@
 //! Log events: their messages are constant, and docs/observability.md lists those of level info and above.
 //!
-//! Only calls that name the crate, such as `tracing::info!`, are found. There are no others.
+//! Calls that name the crate, such as `tracing::info!`, are found, and those of the operator's `audit!`. There are no others.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -15,6 +15,8 @@ const PAGE: &str = "docs/observability.md";
 /// The component in whose log the events of a crate are. Crates that only log below info are not listed.
 const COMPONENTS: &[(&str, &str)] = &[
     ("crates/operator/src", "operator"),
+    // The operator logs these, too.
+    ("crates/admission/src", "agent"),
     ("crates/agent/src", "agent"),
     ("crates/server/src", "agent"),
     ("crates/splitter/src", "agent"),
@@ -40,10 +42,11 @@ struct Located<'a> {
     line: usize,
 }
 
-/// A call of one of `tracing`'s macros.
+/// A call of one of `tracing`'s macros, or of `audit!`.
 pub(super) struct LogCall<'a> {
     pub(super) line: usize,
     level: &'a str,
+    is_audit: bool,
     arguments: Vec<&'a str>,
 }
 
@@ -55,8 +58,10 @@ impl LogCall<'_> {
         (!message.contains(['{', '"'])).then_some(message)
     }
 
-    fn is_audit(&self) -> bool {
-        self.arguments.contains(&"target: \"audit\"")
+    /// Whether it is in the definition of a macro, whose calls have the message.
+    fn is_in_macro(&self) -> bool {
+        let message = self.arguments.last();
+        message.is_some_and(|message| message.ends_with("$message"))
     }
 
     /// All string literals.
@@ -78,7 +83,8 @@ pub(crate) fn check(sources: &[Source]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut logged = Vec::new();
     for source in sources.iter().filter(|source| is_production_code(source)) {
-        for call in log_calls(production_part(&source.text)) {
+        let calls = log_calls(production_part(&source.text)).into_iter();
+        for call in calls.filter(|call| !call.is_in_macro()) {
             let Some(message) = call.message() else {
                 findings.push(Finding::new(
                     &source.path,
@@ -89,7 +95,7 @@ pub(crate) fn check(sources: &[Source]) -> Vec<Finding> {
             };
             let component = component_of(source).filter(|_| is_listed(call.level));
             if let Some(component) = component {
-                let component = if call.is_audit() { AUDIT } else { component };
+                let component = if call.is_audit { AUDIT } else { component };
                 logged.push(Located {
                     event: Event {
                         message: message.to_owned(),
@@ -164,19 +170,21 @@ fn production_part(text: &str) -> &str {
     &text[..tests.unwrap_or(text.len())]
 }
 
-/// All calls of `tracing`'s macros in a Rust file.
+/// All log calls in a Rust file.
 pub(super) fn log_calls(text: &str) -> Vec<LogCall<'_>> {
     static CALL: LazyLock<Option<Regex>> =
-        LazyLock::new(|| Regex::new(r"tracing::(trace|debug|info|warn|error)!\(").ok());
+        LazyLock::new(|| Regex::new(r"(?:tracing::(trace|debug|info|warn|error)|\baudit)!\(").ok());
     let Some(call) = &*CALL else {
         return Vec::new();
     };
     let calls = call.captures_iter(text).filter_map(|captures| {
-        let (start, level) = (captures.get(0)?, captures.get(1)?.as_str());
+        let (start, level) = (captures.get(0)?, captures.get(1));
+        let arguments = arguments(&text[start.end()..]);
         Some(LogCall {
             line: text[..start.start()].matches('\n').count() + 1,
-            level,
-            arguments: arguments(&text[start.end()..]),
+            level: level.map_or("info", |level| level.as_str()),
+            is_audit: level.is_none() || arguments.contains(&"target: \"audit\""),
+            arguments,
         })
     });
     calls.collect()
@@ -342,6 +350,26 @@ mod tests {
         ] {
             assert_eq!(findings(CODE, &EVENTS.replace(from, to)), expected);
         }
+    }
+
+    #[test]
+    fn events_of_the_audit_macro_are_listed() {
+        let code = r#"
+macro_rules! audit {
+    ($session:ident, $($field:ident = $value:expr,)* $message:literal) => {
+        tracing::info!(target: "audit", session = $session.name, $($field = $value,)* $message)
+    };
+}
+fn ended(session: &Session) { audit!(session, "session requested"); }
+"#;
+        let events = EVENTS.split_once("| message | when").unwrap().1;
+        let events = format!("| message | when{events}");
+        assert_eq!(findings(code, &events), Vec::<String>::new());
+        let other = code.replace("session requested", "session ended");
+        assert_eq!(
+            findings(&other, &events)[0],
+            "crates/operator/src/server.rs:7: the log event `session ended` (info, audit) is not listed in docs/observability.md"
+        );
     }
 
     #[test]

@@ -103,13 +103,51 @@ fn prometheus_finds_the_metrics() {
     let deployment = find(&objects, "Deployment", NAME).unwrap();
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     let ports = container["ports"].as_array().unwrap();
-    let probes = ports.iter().find(|found| found["name"] == *port).unwrap();
+    let metrics = ports.iter().find(|found| found["name"] == *port).unwrap();
     let arguments = words(&container["args"]);
-    let listens = format!("--listen-for-probes=[::]:{}", probes["containerPort"]);
+    let listens = format!("--listen-for-metrics=[::]:{}", metrics["containerPort"]);
     assert!(
         arguments.contains(&listens),
         "{listens} is not in {arguments:?}"
     );
+}
+
+/// No load of other clients must delay a probe.
+#[test]
+fn probes_have_a_port_of_their_own_which_no_pod_reaches() {
+    let objects = objects(&["networkPolicy.enabled=true", "operator.agent.mode=node"]);
+    for (kind, name, count) in [("Deployment", NAME, 2), ("DaemonSet", AGENTS, 1)] {
+        let object = find(&objects, kind, name).unwrap();
+        let container = &object["spec"]["template"]["spec"]["containers"][0];
+        let probes = ["readinessProbe", "livenessProbe"].map(|probe| &container[probe]);
+        let probes: Vec<&Value> = probes
+            .into_iter()
+            .filter(|probe| !probe.is_null())
+            .collect();
+        assert_eq!(probes.len(), count, "{kind}");
+        for probe in probes {
+            let port = probe.pointer("/httpGet/port");
+            let port = port.or_else(|| probe.pointer("/tcpSocket/port")).unwrap();
+            assert_eq!(port, "probes", "{kind}");
+            assert_eq!(probe["timeoutSeconds"], 5, "{kind}");
+        }
+        let ports = container["ports"].as_array().unwrap();
+        let port = ports.iter().find(|port| port["name"] == "probes").unwrap();
+        let listens = format!("--listen-for-probes=[::]:{}", port["containerPort"]);
+        let arguments = words(&container["args"]);
+        assert!(arguments.contains(&listens), "{arguments:?}");
+        let numbers = ports.iter().map(|port| port["containerPort"].to_string());
+        let different: std::collections::BTreeSet<String> = numbers.collect();
+        assert_eq!(different.len(), ports.len(), "{kind}");
+    }
+    let ingress = &find(&objects, "NetworkPolicy", NAME).unwrap()["spec"]["ingress"];
+    let rules = ingress.as_array().unwrap();
+    let opens = |rule: &Value, port: &str| rule["ports"].to_string().contains(port);
+    assert!(!rules.iter().any(|rule| opens(rule, "probes")), "{ingress}");
+    let mut metrics = rules.iter().filter(|rule| opens(rule, "metrics"));
+    let from = json!([{"namespaceSelector": {}}]);
+    assert_eq!(metrics.next().unwrap()["from"], from);
+    assert!(metrics.next().is_none(), "{ingress}");
 }
 
 #[test]

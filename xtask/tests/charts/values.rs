@@ -21,6 +21,10 @@ const SETTINGS: &[(&str, &str)] = &[
     ),
     ("networkPolicy.enabled", "networkPolicy.enabled=true"),
     (
+        "networkPolicy.metricsFrom",
+        "networkPolicy.enabled=true+networkPolicy.metricsFrom[0].podSelector.matchLabels.app=prometheus",
+    ),
+    (
         "operator.affinity",
         r#"operator.affinity={"nodeAffinity":{}}"#,
     ),
@@ -229,6 +233,10 @@ const WRONG: &[(&str, &str)] = &[
     (
         "networkPolicy.apiServerCidrs={10.0.0.1/32}+networkPolicy.memberCidrs={10.0.0.2/32}",
         "`networkPolicy.memberCidrs` is set, and `operator.multiCluster.enabled` is not",
+    ),
+    (
+        "networkPolicy.metricsFrom[0].namespace=monitoring",
+        "/networkPolicy/metricsFrom/0",
     ),
     ("serviceMonitor.interval=often", "/serviceMonitor/interval"),
     ("grafanaDashboard.labels.a=1", "got number, want string"),

@@ -24,7 +24,7 @@ const MANY: usize = 10_000;
 #[ignore = "needs root"]
 async fn no_connection_fails_while_ports_are_added_and_removed() {
     let environment = environment();
-    agent::raise_descriptor_limit().unwrap();
+    admission::raise_descriptor_limit().unwrap();
     let _application = Application::start(&environment.target, 80);
     let redirect = Arc::new(environment.redirect().await);
     echo_all(&redirect);
@@ -60,7 +60,7 @@ async fn no_connection_fails_while_ports_are_added_and_removed() {
 #[ignore = "needs root"]
 async fn no_connection_fails_while_agents_start_and_end() {
     let environment = environment();
-    agent::raise_descriptor_limit().unwrap();
+    admission::raise_descriptor_limit().unwrap();
     let _application = Application::start(&environment.target, 80);
     let to = socket_address(TARGET_IPV4, 80);
     let mut clients = tokio::task::JoinSet::new();
@@ -124,7 +124,7 @@ fn helper_process_clients() {
 }
 
 fn run_clients(network: &str) {
-    agent::raise_descriptor_limit().unwrap();
+    admission::raise_descriptor_limit().unwrap();
     enter(network.parse().unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -151,7 +151,7 @@ fn run_clients(network: &str) {
 #[ignore = "needs root"]
 async fn ten_thousand_connections_at_a_time() {
     let environment = environment();
-    agent::raise_descriptor_limit().unwrap();
+    admission::raise_descriptor_limit().unwrap();
     let redirect = Arc::new(environment.redirect().await);
     redirect.add_port(Port::tcp(80)).await.unwrap();
     echo_all(&redirect);
@@ -191,7 +191,7 @@ pub(crate) fn memory(process: u32) -> u64 {
 #[ignore = "needs root"]
 async fn a_thousand_idle_connections() {
     let environment = environment();
-    agent::raise_descriptor_limit().unwrap();
+    admission::raise_descriptor_limit().unwrap();
     let _site = Site::start(&environment.target, 80, "original");
     let _application = Application::start(&environment.target, 81);
     let agent = AgentProcess::start(&environment);

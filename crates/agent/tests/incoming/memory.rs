@@ -152,7 +152,7 @@ async fn assert_served(environment: &Environment, to: SocketAddr) {
 #[ignore = "needs root"]
 async fn stalled_clients_stay_below_the_documented_bound() {
     let environment = environment();
-    agent::raise_descriptor_limit().unwrap();
+    admission::raise_descriptor_limit().unwrap();
     let _application = listen(&environment, 80, stalling);
     let to = socket_address(TARGET_IPV4, 80);
     // The last rows have fewer streams than in the bench, which takes longer.

@@ -292,7 +292,7 @@ async fn connections_need_no_threads() {
     const CONNECTIONS: usize = 2000;
     let _exclusive = LOOPBACK_LOAD.write().await;
     let target = target();
-    agent::raise_descriptor_limit().unwrap();
+    admission::raise_descriptor_limit().unwrap();
     echo(target.listen("127.0.0.1:7000"));
     let client = target.client().await;
     let mut open = Vec::new();

@@ -146,3 +146,20 @@ fn print_config_shows_the_settings_of_magic() {
         "{unset}"
     );
 }
+
+#[test]
+fn a_session_without_a_target_has_no_magic() {
+    let standin = Standin::new().with("HOME", "/users/me");
+    let shown = standin.run(["exec", "-t", "targetless", "--print-config"]);
+    shown.expect(0);
+    assert!(!shown.stdout.contains("added by"), "{}", shown.stdout);
+    for key in ["feature.env.enabled", "magic.aws", "magic.proxy"] {
+        let line = shown.stdout.lines().find(|line| line.starts_with(key));
+        let line = line
+            .unwrap()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
+        assert_eq!(line, format!("{key} false the session has no target"));
+    }
+}

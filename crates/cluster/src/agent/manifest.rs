@@ -153,7 +153,10 @@ impl Plan<'_> {
             format!("--startup-timeout={}", self.first_client_timeout.as_secs()),
         ]);
         if let Some(certificate) = self.ended_by {
+            let port = api::node::operator_port(self.listen.port());
+            let listen = SocketAddr::new(self.listen.ip(), port);
             arguments.push(format!("--ended-by-certificate={certificate}"));
+            arguments.push(format!("--listen-for-operator={listen}"));
         }
         if let Some(grant) = self.grant {
             // The kubelet expands `$(NAME)` in arguments; `$$` is an escaped dollar.

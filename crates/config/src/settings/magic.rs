@@ -15,23 +15,34 @@ use super::short_forms;
 pub struct MagicSettings {
     /// AWS tools and libraries use the identity of the target instead of the local user's.
     ///
-    /// Variables of this machine that select a profile or contain credentials are not passed to the process
-    /// (`feature.env.unset_local`). Its `~/.aws` is an empty folder of the session (`feature.fs.mapping`), unless one of
-    /// your lists matches files in `~/.aws`. Has no effect without variables of the target.
+    /// Variables of this machine that select a profile, contain credentials or select an endpoint are not passed to the
+    /// process (`feature.env.unset_local`); the built-in list *Variables of AWS tools* has them. Its `~/.aws` is an empty,
+    /// writable folder of the session (`feature.fs.mapping`), unless one of your lists matches files in `~/.aws`. The
+    /// region of this machine stays, because it is no part of the identity. Has no effect without variables of the target,
+    /// as with `feature.env: false` or without a target.
     #[schemars(schema_with = "switch")]
     pub aws: bool,
 
     /// Volumes that are mounted at the target are read there (`feature.fs.read_only`), even if their mount points are
-    /// otherwise local. With `feature.fs.mode: write`, they are also written there (`feature.fs.read_write`). Has no
-    /// effect when all files are local.
+    /// otherwise local. With `feature.fs.mode: write`, they are also written there (`feature.fs.read_write`). The mounts of
+    /// the built-in list *Mounts that are no volumes* stay local, and so does a mount that contains the home, working or
+    /// temporary directory or a folder of *Local folders that no volume replaces*. Has no effect when all files are local.
     #[schemars(schema_with = "switch")]
     pub auto_mount: bool,
 
-    /// Variables of this machine that set an HTTP proxy (`HTTP_PROXY` and similar) are not passed to the process
-    /// (`feature.env.unset_local`), because its connections leave from the target, which may not reach that proxy. Has no
-    /// effect when TCP connections leave from this machine.
+    /// Variables of this machine that set an HTTP proxy (the built-in list *Variables of HTTP proxies*) are not passed to
+    /// the process (`feature.env.unset_local`), because its connections leave from the target, which may not reach that
+    /// proxy. Has no effect when TCP connections leave from this machine, or without a target.
     #[schemars(schema_with = "switch")]
     pub proxy: bool,
+}
+
+impl MagicSettings {
+    pub(crate) const OFF: Self = Self {
+        aws: false,
+        auto_mount: false,
+        proxy: false,
+    };
 }
 
 impl Default for MagicSettings {

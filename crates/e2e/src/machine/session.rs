@@ -44,6 +44,7 @@ impl Programs {
             environment::STATIC_STANDIND,
             environment::CONTEXTS,
             environment::GROUP,
+            environment::AWS_TOOLS,
             lab::environment::SHOP_PROGRAMS,
             lab::environment::SHOP_NODE,
         ] {

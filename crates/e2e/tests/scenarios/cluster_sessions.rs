@@ -1,5 +1,6 @@
 //! Sessions in a cluster with the user's own permissions, without an operator.
 
+mod aws;
 mod discovery;
 mod recovery;
 mod rights;
@@ -28,6 +29,12 @@ pub(crate) fn scenarios(environment: &Arc<LazyEnvironment>) -> Vec<Trial> {
             "cluster_sessions_without_a_target_need_no_privileges",
             clusters,
             discovery::a_session_without_a_target_needs_no_privileges,
+        ),
+        scenario(
+            environment,
+            "cluster_sessions_of_aws_tools_have_the_role_of_the_pod",
+            Needs::Lab,
+            aws::aws_tools_have_the_role_of_the_pod,
         ),
         scenario(
             environment,

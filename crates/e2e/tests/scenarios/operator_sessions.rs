@@ -2,6 +2,7 @@
 //! The settings and programs are the same as without an operator.
 
 mod errors;
+pub(crate) mod hostile;
 mod info;
 pub(crate) mod policies;
 mod resuming;

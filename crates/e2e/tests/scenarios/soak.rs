@@ -15,9 +15,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use e2e::{LazyEnvironment, Needs, Scenario, TestNamespace, environment, scenario, until};
 use libtest_mimic::Trial;
 
-use self::processes::{Role, Victim, is_alive, kill, lab_processes, process_tree};
+use self::processes::{Role, Victim, is_alive, kill, process_tree};
 use super::operator::Operator;
-use super::support::{SessionProcess, exec_for};
+use super::support::{SessionProcess, exec_for, process_of_pod};
 
 const CYCLES: usize = 5;
 /// The longest time without a response at the port, in the long form.
@@ -50,7 +50,8 @@ async fn sessions_whose_processes_are_killed_leave_nothing(scenario: &Scenario<'
     let requested: Option<usize> = requested.map(|count| count.parse()).transpose()?;
     let is_long = requested.is_some();
     let cycles = requested.unwrap_or(CYCLES);
-    let operator = Operator::install_with(scenario, 0, "operator.agent.mode=node").await?;
+    let values = "operator.agent.mode=node,operator.session.ttlSecs=15";
+    let operator = Operator::install_with(scenario, 0, values).await?;
     let shop = scenario.namespace_in(0).await?;
     let result = soak(scenario, &operator, &shop, cycles, is_long).await;
     result.and(operator.uninstall())
@@ -68,7 +69,7 @@ async fn soak(
     shop.kubectl(&["scale", "deployment/web", "--replicas=1"])?;
     let target = TargetPod::find(scenario, shop).await?;
     let before = target.leftovers()?;
-    // Sessions whose client is killed end a minute later, so they come first.
+    // Sessions whose client is killed end some time later, so they come first.
     let with_operator = [
         Role::Client,
         Role::Agent,
@@ -161,22 +162,14 @@ impl<'scenario> TargetPod<'scenario> {
         let mut fields = line.split_whitespace().map(str::to_owned);
         let mut field = || fields.next().context("the pod is not complete yet");
         let (pod, address, node) = (field()?, field()?, field()?);
-        let host_name = format!("HOSTNAME={pod}");
-        let application = lab_processes(scenario.lab()?, |pid| {
-            let variables = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            variables
-                .split(|byte| *byte == 0)
-                .any(|one| one == host_name.as_bytes())
-        })?;
+        let application = process_of_pod(scenario.lab()?, &pod)?;
         Ok(TargetPod {
             scenario,
             shop,
             node,
             pod,
             address,
-            application: *application
-                .first()
-                .context("the application does not run")?,
+            application,
         })
     }
 

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, anyhow};
 use e2e::machine::{ProgramOutput, Programs};
 use e2e::{Scenario, TestNamespace, environment, until};
 use lab::standind::{self, Profile};
-use lab::{Paths, Progress};
+use lab::{Lab, Paths, Progress};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -157,6 +157,27 @@ pub(crate) fn exec_for(
     let mut standin = standin_for(scenario, namespace)?;
     standin.args(["exec", "-t", target]);
     Ok(standin)
+}
+
+/// The processes of the lab that match a filter.
+pub(crate) fn lab_processes(lab: &Lab, filter: impl Fn(u32) -> bool) -> Result<Vec<u32>> {
+    let all = lab.processes()?.into_iter();
+    let mut found: Vec<u32> = all.filter_map(|pid| u32::try_from(pid).ok()).collect();
+    found.retain(|pid| filter(*pid));
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// The first process of a pod's containers.
+pub(crate) fn process_of_pod(lab: &Lab, pod: &str) -> Result<u32> {
+    let host_name = format!("HOSTNAME={pod}");
+    let found = lab_processes(lab, |pid| {
+        let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let mut variables = variables.split(|byte| *byte == 0);
+        variables.any(|one| one == host_name.as_bytes())
+    })?;
+    let first = found.first().copied();
+    first.with_context(|| format!("no process of the pod {pod} is running"))
 }
 
 /// Loads the image of the agents into all clusters, once for all scenarios.

@@ -86,13 +86,6 @@ impl StoppedThread {
     fn new(thread: libc::pid_t, number: libc::c_int) -> Result<Self, Errno> {
         let found = read_registers(thread)?;
         let before_call = registers::before_call(found, number).ok_or(Errno::EAGAIN)?;
-        let mut instruction = [0; registers::INSTRUCTION.len()];
-        let at = registers::instruction_address(&before_call);
-        // Code may be executable and not readable.
-        let is_readable = read_exactly(thread, at, &mut instruction).is_ok();
-        if is_readable && instruction != registers::INSTRUCTION {
-            return Err(Errno::EAGAIN);
-        }
         let mut signal_mask: u64 = 0;
         let pointer = (&raw mut signal_mask).expose_provenance();
         trace(PTRACE_GETSIGMASK, thread, size_of::<u64>(), pointer)?;
@@ -107,8 +100,11 @@ impl StoppedThread {
     }
 
     /// `chdir`. The path is written to memory that is mapped for this purpose: the stack may be too small, and a process
-    /// that is about to execute a program often shares its memory with its parent. `ESRCH` if the thread was killed.
+    /// that is about to execute a program often shares its memory with its parent. `ESRCH` if the thread was killed, and
+    /// `EOPNOTSUPP` if the program has changed its code since the call: the call must then fail and not be repeated,
+    /// because the same would follow again.
     pub(crate) fn change_directory(&self, path: &CStr) -> Result<(), Errno> {
+        self.check_instruction()?;
         let path = path.to_bytes_with_nul();
         if path.len() as u64 > BUFFER {
             return Err(Errno::ENAMETOOLONG);
@@ -127,6 +123,16 @@ impl StoppedThread {
         // `ESRCH` if the thread was killed, which also makes the others fail.
         self.call(libc::SYS_munmap, [buffer, BUFFER, 0, 0, 0, 0])?;
         result.map(drop)
+    }
+
+    fn check_instruction(&self) -> Result<(), Errno> {
+        let mut instruction = [0; registers::INSTRUCTION.len()];
+        let at = registers::instruction_address(&self.before_call);
+        let is_readable = read_exactly(self.thread, at, &mut instruction).is_ok();
+        match can_call(is_readable.then_some(&instruction)) {
+            true => Ok(()),
+            false => Err(Errno::EOPNOTSUPP),
+        }
     }
 
     /// Lets the thread continue after its call, which fails with this error.
@@ -179,6 +185,11 @@ impl Drop for StoppedThread {
         let _ = set_signal_mask(self.thread, self.signal_mask);
         release(self.thread);
     }
+}
+
+/// Whether the code from which a call was made can make another one. Code may be executable and not readable.
+fn can_call(instruction: Option<&[u8]>) -> bool {
+    instruction.is_none_or(|instruction| instruction == registers::INSTRUCTION)
 }
 
 /// Stops to trace. A thread that was killed meanwhile must be waited for: its parent does not get its exit status before.
@@ -362,5 +373,24 @@ mod registers {
         before.pc += LENGTH;
         before.regs[0] = (-i64::from(errno as i32)).cast_unsigned();
         before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_instruction_of_a_call_is_executed_again() {
+        let mut changed = registers::INSTRUCTION;
+        changed[0] ^= 1;
+        for (instruction, expected) in [
+            (Some(&registers::INSTRUCTION[..]), true),
+            (Some(&changed[..]), false),
+            (Some(&[]), false),
+            (None, true),
+        ] {
+            assert_eq!(can_call(instruction), expected, "{instruction:?}");
+        }
     }
 }

@@ -13,8 +13,6 @@ use crate::settings::{AgentMode, SessionSettings};
 
 /// How long agents may take to start, before a session that has none fails.
 pub(crate) const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long the object of a failed session is kept, so that users can read the reason.
-const FAILED_RETENTION: Duration = Duration::from_secs(60);
 /// After this many failed agents for the same container, no further agent is started.
 const MAX_FAILED_AGENTS: usize = 3;
 /// After this many ended agents for the same container, for whatever reason, no further agent is started.
@@ -267,7 +265,8 @@ fn end_reason(
         let failed = status.failed_timestamp.as_deref();
         let failed = failed.and_then(|failed| failed.parse::<Timestamp>().ok());
         // A status without the time of the failure was written by an older operator.
-        let is_old = failed.is_none_or(|failed| since(Some(failed), now) > FAILED_RETENTION);
+        let retention = settings.failed_retention();
+        let is_old = failed.is_none_or(|failed| since(Some(failed), now) > retention);
         return is_old.then(|| closed("Failed", message)).flatten();
     }
     let window = Duration::from_secs(session.spec.resume_window_secs);
@@ -442,7 +441,9 @@ fn next_agent(pod: &ObservedPod, previous: Option<&SessionPod>, spec: &Validated
 fn port_of(name: &str) -> u16 {
     let digest = Sha256::digest(name);
     let number = u16::from_be_bytes([digest[0], digest[1]]);
-    AGENT_PORTS.start + number % (AGENT_PORTS.end - AGENT_PORTS.start)
+    // Each agent has a pair of ports: for its client, and for the operator.
+    let pairs = (AGENT_PORTS.end - AGENT_PORTS.start) / 2;
+    AGENT_PORTS.start + number % pairs * 2
 }
 
 fn report_pod(

@@ -21,6 +21,7 @@ fn families() -> BTreeMap<String, String> {
     metrics.requests.get_or_create(&labels).inc();
     let labels = TaskLabels { task: "trust" };
     metrics.failed_tasks.get_or_create(&labels).inc();
+    let _admission = metrics.admission("api", super::LIMITS);
     let text = metrics.text();
     text.lines()
         .filter_map(|line| line.strip_prefix("# TYPE "))

@@ -1,20 +1,24 @@
 //! The task of one port, from the application's first listener to its last, at all agents.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+mod end;
+mod events;
+
+use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use interceptor::Errno;
 use parking_lot::Mutex;
-use protocol::rpc::incoming_client::IncomingClient;
-use protocol::rpc::{Failure, UnsubscribeRequest};
+use protocol::rpc::Failure;
 use router::MemberChange;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, interval, sleep, timeout};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, interval, sleep};
 use tonic::Status;
+
+pub(crate) use self::end::UNSUBSCRIBE_TIMEOUT;
 
 use super::app_listener::PendingListen;
 use super::app_listeners::AppListeners;
@@ -24,19 +28,10 @@ use super::subscription::{
 };
 use super::{PortKey, Shared, is_final, reason_of};
 use crate::agent::{AgentConnection, AgentId};
-use crate::event::{
-    EarlierSession, Event, IncomingEvent, IncomingEventKind, RedirectCheck, SubscriptionInfo,
-    describe,
-};
+use crate::event::{IncomingEventKind, RedirectCheck};
 
 /// Waiting for agents that are being started is reported after this time.
 const WAITING_NOTICE_DELAY: Duration = Duration::from_secs(3);
-
-/// How long the end of a port waits for agents. An agent that is unreachable ends the subscription when it is reconnected.
-pub(crate) const UNSUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// How long agents may report requests that were in progress when a port was released.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sent by the session to the task of a port.
 #[derive(Debug)]
@@ -413,65 +408,6 @@ impl PortTask {
         self.shared.closed_listeners.forget(self.key);
         true
     }
-
-    /// Describes the filter, if not all traffic is subscribed to.
-    fn filter(&self) -> Option<String> {
-        let rules = &self.shared.rules;
-        rules.filter(self.local_port, self.key.port).map(describe)
-    }
-
-    /// Emits one event for the subscriptions at all of these agents.
-    fn emit_subscribed(&self, id: Option<&AgentId>, all: &[(&AgentId, &ActiveSubscription)]) {
-        let active: Vec<&ActiveSubscription> = all.iter().map(|(_, active)| *active).collect();
-        let clusters: BTreeSet<&String> = all
-            .iter()
-            .filter_map(|(agent, _)| agent.cluster.as_ref())
-            .collect();
-        let info = SubscriptionInfo {
-            local_port: self.local_port,
-            steals: self.shared.steals(),
-            filter: self.filter(),
-            check: active
-                .iter()
-                .map(|active| active.check)
-                .min()
-                .unwrap_or(RedirectCheck::Unverified),
-            mesh: active.iter().find_map(|active| active.mesh.clone()),
-            flushed: active.iter().map(|active| active.flushed).sum(),
-            is_renewed: active.iter().any(|active| active.is_renewed),
-            agents: active.len(),
-            clusters: clusters.into_iter().cloned().collect(),
-            earlier: merge_earlier(&active),
-            is_served: self.is_served,
-        };
-        self.emit(id, IncomingEventKind::Subscribed(info));
-    }
-
-    fn emit_refused(&self, id: &AgentId, at: &mut PortAtAgent, status: &Status, will_retry: bool) {
-        let reason = reason_of(status);
-        if at.reported_reason.as_ref() != Some(&reason) && self.listeners.remove_closed() {
-            at.reported_reason = Some(reason.clone());
-            let kind = IncomingEventKind::LocalOnly { reason, will_retry };
-            self.emit(Some(id), kind);
-        }
-    }
-
-    /// Whether traffic of the port is expected, so that the user is interested in it.
-    fn is_expected(&self) -> bool {
-        let rules = &self.shared.rules;
-        self.is_served || self.has_traffic || rules.names(self.local_port, self.key.port)
-    }
-
-    fn emit(&self, agent: Option<&AgentId>, kind: IncomingEventKind) {
-        let event = IncomingEvent {
-            port: self.key.port,
-            is_udp: self.key.is_udp,
-            agent: agent.cloned(),
-            is_expected: self.is_expected(),
-            kind,
-        };
-        (self.shared.context.events)(&Event::Incoming(event));
-    }
 }
 
 impl ListeningPort {
@@ -488,27 +424,6 @@ impl ListeningPort {
         }
     }
 
-    /// Ends the subscriptions, and waits until no agent accepts connections for them any more.
-    async fn unsubscribe(self, shared: Arc<Shared>, key: PortKey) {
-        self.is_ending.store(true, Ordering::Relaxed);
-        let mut calls = JoinSet::new();
-        for at_agent in self.agents.values() {
-            let Some(active) = at_agent.active() else {
-                // A call of Subscribe that has not succeeded yet.
-                at_agent.task.abort();
-                continue;
-            };
-            let mut client = IncomingClient::new(at_agent.connection.client.clone());
-            let request = UnsubscribeRequest {
-                subscription: active.id,
-            };
-            calls.spawn(async move { client.unsubscribe(request).await });
-        }
-        let all = async { while calls.join_next().await.is_some() {} };
-        let _ = timeout(UNSUBSCRIBE_TIMEOUT, all).await;
-        tokio::spawn(drain(shared, key, self));
-    }
-
     /// Where earlier sessions take all traffic, silence is expected.
     fn update_expectation(&self) {
         let agents = self.agents.values();
@@ -521,62 +436,6 @@ impl ListeningPort {
         let mut diagnostics = self.diagnostics.lock();
         diagnostics.set_expects_nothing(expects_nothing, Instant::now());
     }
-}
-
-/// Waits for reports of requests that were in progress when the subscriptions ended, such as those that a program missed
-/// because it has crashed, and emits them.
-async fn drain(shared: Arc<Shared>, key: PortKey, port: ListeningPort) {
-    let ListeningPort {
-        agents,
-        diagnostics,
-        report_sender,
-        mut reports,
-        ..
-    } = port;
-    // The tasks of the agents end with the events, and each has a sender.
-    drop(report_sender);
-    let all = async { while reports.recv().await.is_some() {} };
-    let _ = timeout(DRAIN_TIMEOUT, all).await;
-    // This ends the calls of Subscribe at agents of older releases.
-    drop(agents);
-    let kinds = diagnostics.lock().pending_events();
-    for kind in kinds {
-        let event = IncomingEvent {
-            port: key.port,
-            is_udp: key.is_udp,
-            agent: None,
-            // There has been traffic.
-            is_expected: true,
-            kind,
-        };
-        (shared.context.events)(&Event::Incoming(event));
-    }
-}
-
-/// The sessions with earlier claims at any of the agents.
-fn merge_earlier(active: &[&ActiveSubscription]) -> Vec<EarlierSession> {
-    let mut merged: Vec<EarlierSession> = Vec::new();
-    for earlier in active.iter().flat_map(|active| &active.earlier) {
-        match merged
-            .iter_mut()
-            .find(|session| session.holder == earlier.holder)
-        {
-            Some(session) => session.takes_all &= earlier.takes_all,
-            None => merged.push(earlier.clone()),
-        }
-    }
-    // A session that takes everything at some agents only leaves something at the others.
-    let is_everywhere = |holder: &str| {
-        let has = |active: &&ActiveSubscription| {
-            let mut earlier = active.earlier.iter();
-            earlier.any(|earlier| earlier.holder == holder)
-        };
-        active.iter().all(has)
-    };
-    for session in &mut merged {
-        session.takes_all &= is_everywhere(&session.holder);
-    }
-    merged
 }
 
 impl ActiveSubscription {

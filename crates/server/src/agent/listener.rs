@@ -1,27 +1,22 @@
 //! The agent's listener, and the authentication of its clients.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
+use admission::{Admission, Limits, Permit, accept};
 use anyhow::{Context, Result};
-use link::tls::{
-    AcceptedStream, Fingerprint, Identity, TlsAcceptor, accept_link, acceptor,
-    acceptor_for_clients, client_fingerprint,
-};
+use link::tls::{Fingerprint, Identity, TlsAcceptor, accept_link, acceptor, acceptor_for_clients};
 use link::upgrade::accept_upgrade;
 use link::{Abort, Accepted, Admit, Link, LinkServer, Pipe, ServerSettings, SharedToken, Token};
-use tokio::io::BufReader;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout};
 
-/// The delay after a failed `accept`.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// The maximum number of unauthenticated connections, so that they cannot exhaust the resources of sessions.
-const MAX_UNAUTHENTICATED: usize = 512;
-/// How long the TLS handshake may take.
-const TLS_TIMEOUT: Duration = Duration::from_secs(10);
+/// The permits of unauthenticated connections, so that they cannot exhaust the resources of sessions.
+pub(super) const LIMITS: Limits = Limits {
+    total: 512,
+    per_source: 256,
+};
+/// How long a client may take until it is authenticated.
+const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How the agent authenticates its client.
 #[derive(Debug)]
@@ -29,11 +24,7 @@ pub(super) enum ClientAuth {
     /// The client presents this secret, with or without TLS.
     Token { token: String, tls: bool },
     /// The client has the key of this certificate. The agent stores no secret that could be stolen.
-    Certificate {
-        client: Fingerprint,
-        /// The operator's certificate: its owner may end the agent and change the grant.
-        ended_by: Option<Fingerprint>,
-    },
+    Certificate(Fingerprint),
 }
 
 impl ClientAuth {
@@ -41,16 +32,16 @@ impl ClientAuth {
     pub(super) fn token(&self) -> &str {
         match self {
             Self::Token { token, .. } => token,
-            Self::Certificate { .. } => "",
+            Self::Certificate(_) => "",
         }
     }
 
-    fn admission(&self) -> Result<Admission> {
+    fn link_auth(&self) -> Result<LinkAuth> {
         Ok(match self {
             Self::Token { token, .. } => {
-                Admission::Token(SharedToken(Token::new(token.as_bytes())?))
+                LinkAuth::Token(SharedToken(Token::new(token.as_bytes())?))
             }
-            Self::Certificate { .. } => Admission::Authenticated,
+            Self::Certificate(_) => LinkAuth::Authenticated,
         })
     }
 
@@ -60,22 +51,20 @@ impl ClientAuth {
         let acceptor = match self {
             Self::Token { tls: false, .. } => return Ok(None),
             Self::Token { .. } => acceptor(&identity)?,
-            Self::Certificate { client, ended_by } => {
-                let allowed: Vec<_> = [*client].into_iter().chain(*ended_by).collect();
-                acceptor_for_clients(&identity, &allowed)?
-            }
+            Self::Certificate(client) => acceptor_for_clients(&identity, &[*client])?,
         };
         Ok(Some((acceptor, identity.fingerprint())))
     }
 }
 
-enum Admission {
+/// How the first message of a link is authenticated.
+enum LinkAuth {
     Token(SharedToken),
     /// TLS has authenticated the client already.
     Authenticated,
 }
 
-impl Admit for Admission {
+impl Admit for LinkAuth {
     async fn admit(&self, token: &Token) -> Result<String, String> {
         match self {
             Self::Token(shared) => shared.admit(token).await,
@@ -91,18 +80,20 @@ pub(super) struct AgentListener {
     /// The fingerprint of the agent's certificate, if it uses TLS.
     pub(super) certificate: Option<Fingerprint>,
     tls: Option<TlsAcceptor>,
-    ended_by: Option<Fingerprint>,
-    server: LinkServer<Admission>,
-    unauthenticated: Arc<Semaphore>,
+    /// Whether TLS authenticates clients. Otherwise the first message of the link does.
+    tls_authenticates: bool,
+    server: LinkServer<LinkAuth>,
+    admission: Admission,
 }
 
 /// An accepted connection whose client is not authenticated yet.
 pub(super) struct UnauthenticatedConnection {
-    _permit: OwnedSemaphorePermit,
+    permit: Permit,
     connection: TcpStream,
     tls: Option<TlsAcceptor>,
-    ended_by: Option<Fingerprint>,
-    server: LinkServer<Admission>,
+    /// Whether TLS authenticates clients. Otherwise the first message of the link does.
+    tls_authenticates: bool,
+    server: LinkServer<LinkAuth>,
     pub(super) peer: SocketAddr,
 }
 
@@ -112,15 +103,15 @@ pub(super) enum ConnectionPurpose {
     Session(Link),
     /// An existing session resumes.
     Resumption,
-    /// The operator, which may end the agent.
-    Operator(Box<AcceptedStream<BufReader<TcpStream>>>),
 }
 
 impl AgentListener {
+    /// Listeners may share the permits of their unauthenticated connections.
     pub(super) async fn bind(
         listen: SocketAddr,
         auth: &ClientAuth,
         settings: ServerSettings,
+        admission: Admission,
     ) -> Result<Self> {
         let listener = super::listen(listen).await?;
         let address = listener.local_addr()?;
@@ -130,12 +121,9 @@ impl AgentListener {
             address,
             certificate: tls.as_ref().map(|(_, certificate)| *certificate),
             tls: tls.map(|(acceptor, _)| acceptor),
-            ended_by: match auth {
-                ClientAuth::Certificate { ended_by, .. } => *ended_by,
-                ClientAuth::Token { .. } => None,
-            },
-            server: LinkServer::new(settings, auth.admission()?),
-            unauthenticated: Arc::new(Semaphore::new(MAX_UNAUTHENTICATED)),
+            tls_authenticates: matches!(auth, ClientAuth::Certificate(_)),
+            server: LinkServer::new(settings, auth.link_auth()?),
+            admission,
         })
     }
 
@@ -149,61 +137,55 @@ impl AgentListener {
 
     /// Waits for the next connection.
     pub(super) async fn accept(&self) -> UnauthenticatedConnection {
-        loop {
-            let accepted = self.listener.accept().await;
-            // The semaphore is never closed.
-            let Ok(permit) = Arc::clone(&self.unauthenticated).acquire_owned().await else {
-                continue;
-            };
-            match accepted {
-                Ok((connection, peer)) => {
-                    return UnauthenticatedConnection {
-                        _permit: permit,
-                        connection,
-                        peer,
-                        tls: self.tls.clone(),
-                        ended_by: self.ended_by,
-                        server: self.server.clone(),
-                    };
-                }
-                // The process has no free file descriptor, or the client has disconnected already. Both are temporary and
-                // do not affect sessions.
-                Err(error) => {
-                    tracing::warn!(%error, "accept failed");
-                    sleep(ACCEPT_RETRY_DELAY).await;
-                }
-            }
+        let (connection, peer) = accept(&self.listener).await;
+        UnauthenticatedConnection {
+            permit: self.admission.admit(peer),
+            connection,
+            peer,
+            tls: self.tls.clone(),
+            tls_authenticates: self.tls_authenticates,
+            server: self.server.clone(),
         }
     }
 }
 
 impl UnauthenticatedConnection {
     /// Authenticates the client and determines the purpose of the connection.
-    pub(super) async fn authenticate(mut self) -> Result<ConnectionPurpose> {
-        link::set_tcp_options(&self.connection)?;
-        match self.tls {
-            None => handshake(&self.server, self.connection).await,
-            Some(tls) => {
-                let secured = async {
-                    let upgraded = accept_upgrade(&mut self.connection).await;
-                    upgraded.context("the client did not request a link")?;
-                    accept_link(&tls, self.connection)
-                        .await
-                        .context("the TLS handshake failed")
-                };
-                let pipe = timeout(TLS_TIMEOUT, secured)
-                    .await
-                    .context("the TLS handshake timed out")??;
-                if self.ended_by.is_some() && client_fingerprint(&pipe) == self.ended_by {
-                    return Ok(ConnectionPurpose::Operator(Box::new(pipe)));
-                }
-                handshake(&self.server, pipe).await
-            }
+    pub(super) async fn authenticate(self) -> Result<ConnectionPurpose> {
+        let Self {
+            mut permit,
+            connection,
+            tls,
+            tls_authenticates,
+            server,
+            ..
+        } = self;
+        link::set_tcp_options(&connection)?;
+        let Some(tls) = tls else {
+            let handshake = handshake(&server, connection);
+            return permit.run(AUTHENTICATION_TIMEOUT, handshake).await?;
+        };
+        let pipe = permit
+            .run(AUTHENTICATION_TIMEOUT, secure(&tls, connection))
+            .await??;
+        if tls_authenticates {
+            drop(permit);
+            return handshake(&server, pipe).await;
         }
+        let handshake = handshake(&server, pipe);
+        permit.run(AUTHENTICATION_TIMEOUT, handshake).await?
     }
 }
 
-async fn handshake(server: &LinkServer<Admission>, pipe: impl Pipe) -> Result<ConnectionPurpose> {
+/// Accepts TLS, which rejects clients without the right certificate.
+async fn secure(tls: &TlsAcceptor, mut connection: TcpStream) -> Result<impl Pipe + use<>> {
+    let upgraded = accept_upgrade(&mut connection).await;
+    upgraded.context("the client did not request a link")?;
+    let accepted = accept_link(tls, connection).await;
+    accepted.context("the TLS handshake failed")
+}
+
+async fn handshake(server: &LinkServer<LinkAuth>, pipe: impl Pipe) -> Result<ConnectionPurpose> {
     match server
         .accept(pipe)
         .await
@@ -216,3 +198,6 @@ async fn handshake(server: &LinkServer<Admission>, pipe: impl Pipe) -> Result<Co
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

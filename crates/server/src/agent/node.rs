@@ -8,40 +8,41 @@ mod served;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use ::agent::{AllClaims, Memory, PatternVisibility};
-use anyhow::{Context, Result, ensure};
-use api::node::{MAX_REQUEST_BYTES, NodeRequest, NodeResponse, ServedTarget, encode_message};
+use admission::{accept, raise_descriptor_limit};
+use anyhow::{Context, Result};
+use api::node::{NodeRequest, NodeResponse, ServedTarget, encode_message};
 use clap::Args;
 use link::tls::rustls::pki_types::pem::PemObject as _;
 use link::tls::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
-use link::tls::{AcceptedStream, Fingerprint, Identity, TlsAcceptor, acceptor_for_clients};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use link::tls::{Fingerprint, Identity, TlsAcceptor, acceptor_for_clients};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Semaphore, watch};
-use tokio::time::{sleep, timeout};
+use tokio::sync::watch;
+use tokio::time::timeout;
 use tracing_subscriber::filter::LevelFilter;
 
 use self::served::ServedTargets;
+use super::operator_listener::{OperatorConnection, OperatorListener};
+use super::operator_requests::read_request;
 use super::port_reports::{filter_patterns, report_ports};
 
 /// Twice the default of an agent with one target.
 const BUFFER_MEMORY: usize = 128;
-/// The delay after a failed `accept`.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// How long the TLS handshake, the request and its response may take.
+/// How long a request and its response may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum number of concurrent connections, also unauthenticated ones. Further ones wait.
-const MAX_CONNECTIONS: usize = 64;
 
 #[derive(Debug, Args)]
 pub(crate) struct NodeArguments {
     /// The address to listen on for the operator
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:20000")]
     listen: SocketAddr,
+    /// The address to listen on for the kubelet, which only connects
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8081")]
+    listen_for_probes: SocketAddr,
     /// The folder with this agent's `node.crt` and `node.key` and the operator's `agents.crt`
     #[arg(long, value_name = "FOLDER")]
     identity: PathBuf,
@@ -55,7 +56,7 @@ pub(crate) struct NodeArguments {
 
 pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
     super::start_log(arguments.log);
-    ::agent::raise_descriptor_limit().context("the limit of open files cannot be raised")?;
+    raise_descriptor_limit().context("the limit of open files cannot be raised")?;
     let acceptor = acceptor(&arguments.identity)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(link::worker_threads())
@@ -65,12 +66,14 @@ pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
     runtime.block_on(async {
         // The first process of a container ignores the signal unless it has a handler.
         let mut terminated = signal(SignalKind::terminate())?;
-        let listener = super::listen(arguments.listen).await?;
-        let address = listener.local_addr()?;
+        let listener = OperatorListener::bind(arguments.listen, acceptor).await?;
+        let probes = super::listen(arguments.listen_for_probes).await?;
+        let address = listener.address()?;
         println!("listening on {address}");
         let served = ServedTargets::at(address.ip(), Memory::of_mebibytes(arguments.buffer_memory));
         tokio::select! {
-            () = serve(&listener, &acceptor, &served) => {}
+            () = serve(&listener, &served) => {}
+            () = accept_probes(&probes) => {}
             _ = terminated.recv() => {}
         }
         served.end_all().await;
@@ -94,35 +97,32 @@ fn acceptor(folder: &Path) -> Result<TlsAcceptor> {
     )?)
 }
 
-/// Serves requests. It never returns.
-async fn serve(listener: &TcpListener, acceptor: &TlsAcceptor, served: &ServedTargets) {
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    // The semaphore is never closed.
-    while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
-        let Ok((connection, peer)) = listener.accept().await else {
-            sleep(ACCEPT_RETRY_DELAY).await;
-            continue;
-        };
-        let (acceptor, served) = (acceptor.clone(), served.clone());
-        tokio::spawn(async move {
-            let handled = timeout(REQUEST_TIMEOUT, handle(connection, &acceptor, &served)).await;
-            drop(permit);
-            let result = match handled.map_err(anyhow::Error::from).flatten() {
-                Ok(Some(subscriber)) => subscriber.report().await,
-                Ok(None) => Ok(()),
-                Err(error) => Err(error),
-            };
-            if let Err(error) = result {
-                // Only at debug level: the kubelet's probes connect and send nothing.
-                tracing::debug!(error = format!("{error:#}"), %peer, "request failed");
-            }
-        });
+/// Accepts the kubelet's probes, which need no response. It never returns.
+async fn accept_probes(listener: &TcpListener) {
+    loop {
+        drop(accept(listener).await);
     }
+}
+
+/// Serves requests. It never returns.
+async fn serve(listener: &OperatorListener, served: &ServedTargets) {
+    let served = served.clone();
+    let serve_request = move |connection| {
+        let served = served.clone();
+        async move {
+            let handled = timeout(REQUEST_TIMEOUT, handle(connection, &served));
+            match handled.await?? {
+                Some(subscriber) => subscriber.report().await,
+                None => Ok(()),
+            }
+        }
+    };
+    listener.serve(serve_request).await;
 }
 
 /// A connection on which the operator receives reports of a session's ports.
 struct PortSubscriber {
-    pipe: AcceptedStream<TcpStream>,
+    pipe: OperatorConnection,
     claims: watch::Receiver<AllClaims>,
     patterns: PatternVisibility,
 }
@@ -134,19 +134,10 @@ impl PortSubscriber {
 }
 
 async fn handle(
-    connection: TcpStream,
-    acceptor: &TlsAcceptor,
+    mut pipe: OperatorConnection,
     served: &ServedTargets,
 ) -> Result<Option<PortSubscriber>> {
-    connection.set_nodelay(true)?;
-    let mut pipe = acceptor
-        .accept(connection)
-        .await
-        .context("the TLS handshake failed")?;
-    let length = pipe.read_u32().await?;
-    ensure!(length <= MAX_REQUEST_BYTES, "the request is too long");
-    let mut request = vec![0; usize::try_from(length)?];
-    pipe.read_exact(&mut request).await?;
+    let request = read_request(&mut pipe).await?;
     let response = match serde_json::from_slice(&request) {
         Ok(NodeRequest::Serve(request)) => match served.serve(&request).await {
             Ok(served) => serving(vec![served]),

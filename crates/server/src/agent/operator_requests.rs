@@ -11,18 +11,18 @@ use tokio::time::timeout;
 
 use super::port_reports::{filter_patterns, report_ports};
 
-/// How long to wait for a request. A connection without one ends the agent, as operators of earlier versions request it.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long to wait for a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) async fn handle(
     mut pipe: impl AsyncRead + AsyncWrite + Unpin,
     agent: &Agent,
     end: mpsc::Sender<()>,
 ) -> Result<()> {
-    let request = timeout(REQUEST_TIMEOUT, read_request(&mut pipe)).await;
-    let (grant, name) = match request {
-        Ok(Ok(NodeRequest::Grant { grant, name })) => (grant, name),
-        Ok(Ok(NodeRequest::Ports { patterns, .. })) => {
+    let request = timeout(REQUEST_TIMEOUT, read_request(&mut pipe)).await??;
+    let (grant, name) = match serde_json::from_slice(&request) {
+        Ok(NodeRequest::Grant { grant, name }) => (grant, name),
+        Ok(NodeRequest::Ports { patterns, .. }) => {
             return report_ports(pipe, agent.watch_ports(), filter_patterns(patterns)).await;
         }
         // The agent also ends if it cannot parse the request: it may be a rule of a newer version.
@@ -38,10 +38,10 @@ pub(super) async fn handle(
     changed.with_context(|| format!("changing the grant of {name}"))
 }
 
-async fn read_request(pipe: &mut (impl AsyncRead + Unpin)) -> Result<NodeRequest> {
+pub(super) async fn read_request(pipe: &mut (impl AsyncRead + Unpin)) -> Result<Vec<u8>> {
     let length = pipe.read_u32().await?;
     ensure!(length <= MAX_REQUEST_BYTES, "the request is too long");
     let mut request = vec![0; usize::try_from(length)?];
     pipe.read_exact(&mut request).await?;
-    Ok(serde_json::from_slice(&request)?)
+    Ok(request)
 }

@@ -6,11 +6,11 @@ use serde_json::json;
 
 use crate::operator;
 
-const NAMESPACE: &str = "mirrord";
+pub(in crate::bench) const NAMESPACE: &str = "mirrord";
 
 /// It is removed with the lab.
 #[derive(Debug)]
-pub(super) struct Operator {
+pub(in crate::bench) struct Operator {
     client: Client,
 }
 

@@ -1,6 +1,7 @@
 //! A cluster with an application, servers beside it, and a worker in the network of its node.
 
 use std::fs::{self, File};
+use std::path::Path;
 use std::process::{self, Command, Stdio};
 
 use anyhow::{Context as _, Result};
@@ -15,21 +16,21 @@ use crate::bench::server::{Mode, ServerBehavior, Session};
 use crate::bench::session::programs::{Programs, Worker, log, log_path};
 use crate::bench::session::site::Folder;
 
-pub(super) const NAMESPACE: &str = "bench";
+pub(in crate::bench) const NAMESPACE: &str = "bench";
 /// The target of sessions.
-pub(super) const TARGET: &str = "deployment/application";
+pub(in crate::bench) const TARGET: &str = "deployment/application";
 const MANIFESTS: &str = include_str!("site.yaml");
 
 /// The application's port that sessions steal, and a second port without a session.
 const APPLICATION: u16 = 8080;
-pub(super) const DIRECT: u16 = 8081;
+pub(in crate::bench) const DIRECT: u16 = 8081;
 
 /// Services whose DNS names are each resolved for the first time.
 const NAMES: usize = 40;
 
 /// The site. What was started in it ends with it.
 #[derive(Debug)]
-pub(super) struct Site {
+pub(in crate::bench) struct Site {
     programs: Programs,
     folder: Folder,
     worker: Worker,
@@ -44,14 +45,14 @@ pub(super) struct Site {
 
 /// How sessions access the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AccessPath {
+pub(in crate::bench) enum AccessPath {
     /// With the user's own Kubernetes permissions.
     OwnRights,
     Operator,
 }
 
 impl Site {
-    pub(super) fn build(programs: Programs, extent: &Extent) -> Result<Self> {
+    pub(in crate::bench) fn build(programs: Programs, extent: &Extent) -> Result<Self> {
         let folder = Folder::new()?;
         // Discards the log of the previous run.
         File::create(log_path()?)?;
@@ -104,16 +105,16 @@ impl Site {
         })
     }
 
-    pub(super) fn programs(&self) -> &Programs {
+    pub(in crate::bench) fn programs(&self) -> &Programs {
         &self.programs
     }
 
-    pub(super) fn cluster(&self) -> Result<&Cluster> {
+    pub(in crate::bench) fn cluster(&self) -> Result<&Cluster> {
         first(&self.lab)
     }
 
     /// The operator, which is installed at the first call.
-    pub(super) fn operator(&mut self) -> Result<&Operator> {
+    pub(in crate::bench) fn operator(&mut self) -> Result<&Operator> {
         if self.operator.is_none() {
             self.operator = Some(Operator::install(&self.client()?)?);
         }
@@ -121,7 +122,7 @@ impl Site {
     }
 
     /// The processes of the lab that run `standind` in a role.
-    pub(super) fn processes(&self, role: &str) -> Result<Vec<u32>> {
+    pub(in crate::bench) fn processes(&self, role: &str) -> Result<Vec<u32>> {
         let has_role = |pid: &u32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let mut words = line.split(|byte| *byte == 0);
@@ -136,31 +137,35 @@ impl Site {
     }
 
     /// The program of the bench, in the network of the node.
-    pub(super) fn in_node_network(&self) -> Result<Command> {
+    pub(in crate::bench) fn in_node_network(&self) -> Result<Command> {
         in_node_network(&self.lab, &self.programs)
     }
 
-    pub(super) fn client(&self) -> Result<Client> {
+    pub(in crate::bench) fn client(&self) -> Result<Client> {
         Ok(first(&self.lab)?.client())
     }
 
+    pub(in crate::bench) fn load_image(&self, archive: &Path) -> Result<()> {
+        Ok(self.lab.load_image(archive)?)
+    }
+
     /// Runs `kubectl` in the namespace, and returns its output.
-    pub(super) fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+    pub(in crate::bench) fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         kubectl(&self.client()?, arguments)
     }
 
     /// A server of the Service.
-    pub(super) fn server(&self, port: u16) -> String {
+    pub(in crate::bench) fn server(&self, port: u16) -> String {
         format!("{}:{port}", self.servers)
     }
 
     /// DNS names that have not been resolved yet.
-    pub(super) fn names() -> Vec<String> {
+    pub(in crate::bench) fn names() -> Vec<String> {
         (0..NAMES).map(|number| format!("name-{number}")).collect()
     }
 
     /// `standin exec` for the application.
-    pub(super) fn exec(&self, access: AccessPath) -> Result<Command> {
+    pub(in crate::bench) fn exec(&self, access: AccessPath) -> Result<Command> {
         let client = self.client()?;
         let mut command = Command::new(&self.programs.standin);
         if let Some(kubeconfig) = client.kubeconfig() {
@@ -185,7 +190,7 @@ impl Site {
     }
 
     /// A session with a server that receives traffic of the application's port.
-    pub(super) fn session(&mut self, mode: Mode, access: AccessPath) -> Result<Session> {
+    pub(in crate::bench) fn session(&mut self, mode: Mode, access: AccessPath) -> Result<Session> {
         let session = Session::start(
             self.exec(access)?,
             &self.programs,
@@ -203,23 +208,23 @@ impl Site {
     }
 
     /// A worker in a session.
-    pub(super) fn session_worker(&self) -> Result<Worker> {
+    pub(in crate::bench) fn session_worker(&self) -> Result<Worker> {
         let mut command = self.exec(AccessPath::OwnRights)?;
         command.arg("--").arg(&self.programs.workload).arg("worker");
         Worker::start(command)
     }
 
     /// The route to the application without a session.
-    pub(super) fn direct(&self) -> Route {
+    pub(in crate::bench) fn direct(&self) -> Route {
         self.route(DIRECT, UNMATCHED_HEADER, "original")
     }
 
     /// The route to the application through a session that does not match it, or that mirrors it.
-    pub(super) fn passing(&self) -> Route {
+    pub(in crate::bench) fn passing(&self) -> Route {
         self.route(APPLICATION, UNMATCHED_HEADER, "original")
     }
 
-    pub(super) fn stolen(&self) -> Route {
+    pub(in crate::bench) fn stolen(&self) -> Route {
         self.route(APPLICATION, MATCHED_HEADER, "developer")
     }
 

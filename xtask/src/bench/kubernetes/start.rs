@@ -67,7 +67,7 @@ fn measure(site: &Site, rounds: usize, access: AccessPath) -> Result<(Vec<f64>, 
 }
 
 /// The duration of a session that does nothing.
-fn session(site: &Site, access: AccessPath) -> Result<f64> {
+pub(in crate::bench) fn session(site: &Site, access: AccessPath) -> Result<f64> {
     let mut command = site.exec(access)?;
     command.args(["--", "true"]).stdout(Stdio::null());
     let start = Instant::now();

@@ -62,9 +62,24 @@ pub(crate) async fn a_session_without_a_target_needs_no_privileges(
     let output = succeed(&mut session)?;
     ensure!(output.stdout.starts_with("web-"), "{output}");
     let mut session = standin_for(scenario, &namespace)?;
-    session.args(["exec", "--", "sh", "-c", "cat /etc/resolv.conf"]);
+    // Files and variables are local, also those that magic would replace or remove for a target.
+    let folder = tempfile::tempdir()?;
+    std::fs::create_dir(folder.path().join(".aws"))?;
+    std::fs::write(folder.path().join(".aws/config"), "mine\n")?;
+    let script = "cat /etc/resolv.conf ~/.aws/config; echo \"<$AWS_PROFILE> <$ftp_proxy> <$KUBERNETES_PORT>\"";
+    session
+        .env("HOME", folder.path())
+        .env("AWS_PROFILE", "work")
+        .env("ftp_proxy", "http://10.1.2.3:3128");
+    session.args(["exec", "--", "sh", "-c", script]);
     let output = succeed(&mut session)?;
-    ensure!(output.stdout.contains(&namespace.name), "{output}");
+    for expected in [
+        &*namespace.name,
+        "mine\n",
+        "<work> <http://10.1.2.3:3128> <>",
+    ] {
+        ensure!(output.stdout.contains(expected), "{expected}: {output}");
+    }
     until("the agents' pods to be removed", async || {
         Ok(agent_pods(&namespace).await?.is_empty().then_some(()))
     })

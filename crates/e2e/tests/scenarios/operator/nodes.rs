@@ -13,6 +13,7 @@ use link::{Link, Settings};
 
 use super::Operator;
 use super::targets::{targets_of_every_kind_are_served, users_are_counted};
+use crate::scenarios::operator_sessions::hostile::unauthenticated_peers_take_nothing;
 use crate::scenarios::operator_sessions::policies::policies_apply_to_running_sessions;
 use crate::scenarios::operator_sessions::secrets::{TRACE_LOGS, add_password, secrets_do_not_leak};
 use crate::scenarios::operator_sessions::serving::a_session_without_a_target_sees_the_network;
@@ -49,6 +50,7 @@ pub(super) async fn agents_run_on_nodes(scenario: &Scenario<'_>) -> Result<()> {
     a_session_continues_with_a_restarted_agent(scenario, &operator, &shop).await?;
     add_password(&shop)?;
     secrets_do_not_leak(scenario, &shop, &operator).await?;
+    unauthenticated_peers_take_nothing(scenario, &shop, &operator).await?;
     a_session_without_a_target_sees_the_network(scenario, &shop).await?;
     // The administrator, and the user of the session without a target.
     users_are_counted(&operator, 2).await?;

@@ -40,7 +40,7 @@ pub(super) async fn targets_of_every_kind_are_served(shop: &TestNamespace) -> Re
         until(case.0, async || {
             let kube = &shop.cluster.kube;
             let connection = connect_and_check(shop, kube, case, SessionId(number)).await?;
-            connection.end_session();
+            end(&connection).await;
             Ok(Some(()))
         })
         .await?;
@@ -48,12 +48,18 @@ pub(super) async fn targets_of_every_kind_are_served(shop: &TestNamespace) -> Re
     // The API server handles this path as a plain `get`, and it is a WebSocket nevertheless.
     let case = ("service.served", None, "deployed-", "app");
     let connection = connect_and_check(shop, &plain, case, SessionId(0x91a)).await?;
-    connection.end_session();
+    end(&connection).await;
     until("the sessions to be gone", async || {
         let left = shop.kubectl(&["get", "mirrordclustersessions", "--output=name"])?;
         Ok(left.trim().is_empty().then_some(()))
     })
     .await
+}
+
+/// Ends the session. A connection that is dropped before it has sent this leaves a session that waits for its client.
+async fn end(connection: &OperatorConnection) {
+    connection.end_session();
+    connection.ended().await;
 }
 
 /// Connects, and checks that the agent is in the expected pod and has the expected container.

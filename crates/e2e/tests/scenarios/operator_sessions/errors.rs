@@ -7,14 +7,18 @@ use e2e::{Scenario, TestNamespace, until};
 use super::super::cluster_sessions::{start_checkout, succeed};
 use super::super::operator::Operator;
 use super::super::support::{exec_for, standin_for};
-use super::{User, run_operator_command, session_for, wait_until_nothing_is_left, with_operator};
+use super::{
+    User, run_operator_command, session_for, wait_until_nothing_is_left, with_operator_values,
+};
 
 pub(super) async fn errors_are_reported(scenario: &Scenario<'_>) -> Result<()> {
     let shop = scenario.namespace_in(0).await?;
     start_checkout(&shop)?;
     without_an_operator(scenario, &shop)?;
     similar_targets_are_suggested(scenario, &shop)?;
-    with_operator(scenario, async |operator| {
+    // The session with a target that does not exist is kept for this time.
+    let values = "operator.agent.mode=ephemeral,operator.session.ttlSecs=15";
+    with_operator_values(scenario, values, async |operator| {
         permissions_are_checked_by_the_operator(scenario, &shop)?;
         the_operator_can_be_disabled(scenario, &shop)?;
         wait_until_nothing_is_left(&shop).await?;

@@ -12,6 +12,7 @@ use kube::api::ListParams;
 use super::super::cluster_sessions::{start_checkout, succeed};
 use super::super::operator::Operator;
 use super::super::support::{SessionProcess, cache, standin_for};
+use super::hostile::unauthenticated_peers_take_nothing;
 use super::info::local_info_has_the_same_id;
 use super::policies::policies_apply_to_running_sessions;
 use super::secrets::{TRACE_LOGS, add_password, secrets_do_not_leak};
@@ -49,6 +50,7 @@ pub(super) async fn a_program_sees_and_serves(scenario: &Scenario<'_>) -> Result
         probes_go_to_the_application(scenario, &shop).await?;
         policies_apply_to_running_sessions(scenario, &shop, operator).await?;
         secrets_do_not_leak(scenario, &shop, operator).await?;
+        unauthenticated_peers_take_nothing(scenario, &shop, operator).await?;
         wait_until_nothing_is_left(&shop).await
     })
     .await

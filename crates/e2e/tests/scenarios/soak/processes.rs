@@ -9,6 +9,8 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill as send};
 use nix::unistd::Pid;
 
+use crate::scenarios::support::lab_processes;
+
 /// The role of the process that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
@@ -76,15 +78,6 @@ pub(super) fn standin_processes(family: &[u32], is_standin: bool) -> Vec<u32> {
     family
         .filter(|pid| runs_standin(pid) == is_standin)
         .collect()
-}
-
-/// The processes of the lab that match a filter.
-pub(super) fn lab_processes(lab: &Lab, filter: impl Fn(u32) -> bool) -> Result<Vec<u32>> {
-    let all = lab.processes()?.into_iter();
-    let mut found: Vec<u32> = all.filter_map(|pid| u32::try_from(pid).ok()).collect();
-    found.retain(|pid| filter(*pid));
-    found.sort_unstable();
-    Ok(found)
 }
 
 /// The processes of the lab that run `standind` in this role.

@@ -1,5 +1,7 @@
 #![allow(clippy::type_complexity, reason = "a table is read by its columns")]
 
+use api::node::operator_port;
+
 use super::*;
 
 const SETTINGS: SessionSettings = SessionSettings {
@@ -222,6 +224,9 @@ fn agents_have_different_ports() {
         .map(|number| port_of(&format!("agent-{number}")))
         .collect();
     assert!(ports.iter().all(|port| AGENT_PORTS.contains(port)));
+    let operator_ports: Vec<u16> = ports.iter().copied().map(operator_port).collect();
+    assert!(operator_ports.iter().all(|port| AGENT_PORTS.contains(port)));
+    assert!(!operator_ports.iter().any(|port| ports.contains(port)));
     let different: std::collections::BTreeSet<_> = ports.iter().collect();
     assert!(different.len() > 5);
 }

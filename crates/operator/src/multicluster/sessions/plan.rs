@@ -15,8 +15,6 @@ use crate::settings::SessionSettings;
 
 /// How long children may take to become ready.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long the object of a failed session is kept, so that users can read the reason.
-const FAILED_RETENTION: Duration = Duration::from_secs(60);
 /// The requeue delay after a failed attempt. Changes trigger reconciliations by themselves.
 const SHORT_REQUEUE: Duration = Duration::from_secs(1);
 const LONG_REQUEUE: Duration = Duration::from_secs(10);
@@ -345,7 +343,8 @@ fn end_reason(
             let failed = status.failed_timestamp.as_deref();
             let failed = failed.and_then(|failed| failed.parse::<Timestamp>().ok());
             // A status without the time of the failure was written by an older operator.
-            let is_old = failed.is_none_or(|failed| since(Some(failed), now) > FAILED_RETENTION);
+            let retention = settings.failed_retention();
+            let is_old = failed.is_none_or(|failed| since(Some(failed), now) > retention);
             is_old.then(|| closed("Failed", message)).flatten()
         }
         (_, Some(seen)) if since(Some(seen), now) > window => closed(

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::agent::{Agent, AllClaims, Memory, process_of_container};
+use admission::Admission;
 use anyhow::{Context, Result, bail};
 use api::node::{ServeExit, ServeRequest, ServedTarget};
 use link::ServerSettings;
@@ -16,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::listener::{AgentListener, ClientAuth};
+use crate::agent::listener::{AgentListener, ClientAuth, LIMITS};
 use crate::agent::sessions::Sessions;
 use crate::agent::{SHUTDOWN_TIMEOUT, serve_listener, serve_until};
 
@@ -35,6 +36,8 @@ pub(super) struct ServedTargets {
     /// The budget of all targets together.
     memory: Memory,
     entries: Arc<Mutex<BTreeMap<String, Entry>>>,
+    /// All targets share the permits of unauthenticated connections, which bounds them for the whole process.
+    admission: Admission,
 }
 
 struct Entry {
@@ -54,6 +57,7 @@ impl ServedTargets {
             address,
             memory,
             entries: Arc::default(),
+            admission: Admission::new(LIMITS),
         }
     }
 
@@ -77,18 +81,14 @@ impl ServedTargets {
         })
         .await??;
         agent.check().await?;
-        let auth = ClientAuth::Certificate {
-            client: request
-                .client_certificate
-                .parse()
-                .context("the client's certificate is not a SHA-256")?,
-            ended_by: None,
-        };
+        let client = request.client_certificate.parse();
+        let auth =
+            ClientAuth::Certificate(client.context("the client's certificate is not a SHA-256")?);
         let settings = ServerSettings {
             max_resume_window: Duration::from_secs(request.resume_window_secs),
             ..ServerSettings::default()
         };
-        let listener = bind(self.address, request.port, &auth, settings).await?;
+        let listener = self.bind(request.port, &auth, settings).await?;
         let certificate = listener
             .certificate
             .context("the listener has no TLS certificate")?;
@@ -179,33 +179,34 @@ impl ServedTargets {
         let _ = timeout(SHUTDOWN_TIMEOUT * 2, ended.join_all()).await;
     }
 
+    /// Binds the requested port, or the next free one.
+    async fn bind(
+        &self,
+        port: u16,
+        auth: &ClientAuth,
+        settings: ServerSettings,
+    ) -> Result<AgentListener> {
+        let mut last = None;
+        for port in port..port.saturating_add(MAX_PORTS_TRIED) {
+            let listen = SocketAddr::new(self.address, port);
+            let admission = self.admission.clone();
+            match AgentListener::bind(listen, auth, settings.clone(), admission).await {
+                Ok(listener) => return Ok(listener),
+                Err(error) => last = Some(error),
+            }
+        }
+        match last {
+            Some(error) => Err(error),
+            None => bail!("the request has no valid port"),
+        }
+    }
+
     fn record_exit(&self, name: &str, exit: ServeExit) {
         if let Some(entry) = self.entries.lock().get_mut(name) {
             entry.served.ended = Some(exit);
             entry.agent = None;
             entry.ended_at = Some(Instant::now());
         }
-    }
-}
-
-/// Binds the requested port, or the next free one.
-async fn bind(
-    address: IpAddr,
-    port: u16,
-    auth: &ClientAuth,
-    settings: ServerSettings,
-) -> Result<AgentListener> {
-    let mut last = None;
-    for port in port..port.saturating_add(MAX_PORTS_TRIED) {
-        let listen = SocketAddr::new(address, port);
-        match AgentListener::bind(listen, auth, settings.clone()).await {
-            Ok(listener) => return Ok(listener),
-            Err(error) => last = Some(error),
-        }
-    }
-    match last {
-        Some(error) => Err(error),
-        None => bail!("the request has no valid port"),
     }
 }
 
@@ -226,7 +227,10 @@ async fn run(
             () = end.cancelled() => "the operator ended it",
         };
     };
-    let serving = serve_listener(listener, agent, &sessions, &cancelled);
+    let serving = async {
+        serve_listener(listener, agent, &sessions, &cancelled).await;
+        Ok(())
+    };
     let result = serve_until(serving, shutdown, agent.end()).await;
     listener.close(reason);
     cancelled.cancel();

@@ -6,6 +6,7 @@ use api::node::ServeRequest;
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{FirstSeen, TlsDialer, Trust};
 use link::{Dial as _, Link, Settings, TcpDialer};
+use tokio::io::AsyncReadExt as _;
 
 use super::*;
 
@@ -19,15 +20,12 @@ impl Node {
     async fn start() -> Self {
         let (node, operator) = (Identity::generate().unwrap(), Identity::generate().unwrap());
         let acceptor = acceptor_for_clients(&node, &[operator.fingerprint()]).unwrap();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let address = listener.local_addr().unwrap();
+        let listen = (Ipv4Addr::LOCALHOST, 0).into();
+        let listener = OperatorListener::bind(listen, acceptor).await.unwrap();
+        let address = listener.address().unwrap();
         tokio::spawn(async move {
-            serve(
-                &listener,
-                &acceptor,
-                &ServedTargets::at(address.ip(), Memory::default()),
-            )
-            .await;
+            let served = ServedTargets::at(address.ip(), Memory::default());
+            serve(&listener, &served).await;
         });
         Self {
             address,
