@@ -1,10 +1,11 @@
 //! The agent: a target, and the thread pools that act as the target.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use protocol::grant::Grant;
+use splitter::Memory;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
@@ -44,6 +45,7 @@ struct Inner {
     ports: Arc<Ports>,
     claimed_ports: Arc<ClaimedPorts>,
     spare_sockets: SpareSockets,
+    memory: OnceLock<Memory>,
     local_devices: LocalDevices,
     /// The credentials of the runtime's threads.
     own_identity: OwnIdentity,
@@ -105,6 +107,7 @@ impl Agent {
                 ports: Arc::default(),
                 claimed_ports: Arc::default(),
                 spare_sockets: SpareSockets::default(),
+                memory: OnceLock::new(),
                 local_devices: LocalDevices::default(),
                 own_identity: OwnIdentity::of_this_thread(),
                 _pools: pools,
@@ -250,6 +253,20 @@ impl Agent {
 
     pub(crate) fn own_identity(&self) -> &OwnIdentity {
         &self.0.own_identity
+    }
+
+    /// Sets the budget for everything that is buffered, which agents of the same process share. Only possible before the first
+    /// client connects.
+    #[must_use]
+    pub fn with_memory(self, memory: Memory) -> Self {
+        let _ = self.0.memory.set(memory);
+        self
+    }
+
+    /// The budget for everything that is buffered.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        self.0.memory.get_or_init(Memory::default)
     }
 
     /// Sockets that were created in the target's network in advance.

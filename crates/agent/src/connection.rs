@@ -1,15 +1,13 @@
 //! One client's HTTP/2 connection on a byte stream, with gRPC calls and raw streams.
 
-use std::convert::Infallible;
+mod request_body;
+mod server;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Request, Response};
-use hyper::body::Incoming;
-use hyper::server::conn::http2;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use link::http2::poll_last;
 use protocol::rpc::control_server::ControlServer;
 use protocol::rpc::dns_server::DnsServer;
@@ -26,13 +24,15 @@ use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::codegen::Service;
 
+pub(crate) use self::request_body::RequestBody;
 use crate::agent::Agent;
 use crate::files::{self, Handles};
 use crate::incoming::{self, ClientReachability, ReachabilityWatch, Subscriptions};
 use crate::outgoing;
 use crate::{Error, Result};
 
-/// The flow-control window of a stream: the data of 40 ms on a fast network. One slow reader costs this much memory.
+/// The flow-control window of a stream: the data of 40 ms on a fast network. One slow reader costs this much memory, and less
+/// when memory is scarce.
 pub(crate) const STREAM_WINDOW: u32 = 4 * 1024 * 1024;
 /// The maximum number of concurrent streams.
 pub(crate) const MAX_STREAMS: u32 = 8192;
@@ -41,12 +41,15 @@ pub(crate) const MAX_STREAMS: u32 = 8192;
 pub(crate) const CONNECTION_WINDOW: u32 = i32::MAX.unsigned_abs();
 /// The maximum number of bytes that a stream buffers for sending.
 pub(crate) const SEND_BUFFER: usize = 512 * 1024;
+/// The maximum size of a list of headers.
+const MAX_HEADER_LIST: u32 = 16 * 1024;
 /// The maximum size of a DATA frame.
 pub(crate) const MAX_FRAME: u32 = 128 * 1024;
 /// Smaller frames are combined in a buffer of this size; larger ones are written directly.
 const WRITE_BUFFER: usize = 16 * 1024;
-/// The maximum number of reset streams. It is high, because a client may cancel many calls at once, and it is authenticated.
-pub(crate) const MAX_RESETS: usize = 64 * 1024;
+/// The maximum number of streams that a client resets before they are accepted. A client that cancels many calls at once stays
+/// below it: only those count that arrive together with their reset.
+pub(crate) const MAX_RESETS: usize = 1024;
 /// How long a stream waits for Hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -150,34 +153,24 @@ pub(crate) async fn serve<IO>(connection: Arc<Connection>, io: IO) -> Result<()>
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = service_fn(move |request| {
-        let connection = Arc::clone(&connection);
-        async move { Ok::<_, Infallible>(route(connection, request).await) }
-    });
+    let memory = connection.agent.memory().clone();
+    let respond = move |request| route(Arc::clone(&connection), request);
     // Combines small writes of HTTP/2, such as the headers and the trailers of a response, into one packet, which wakes the
     // client once. HTTP/2 flushes when it has nothing more to write.
     let io = BufWriter::with_capacity(WRITE_BUFFER, io);
-    let serving = http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_concurrent_streams(MAX_STREAMS)
-        .max_frame_size(MAX_FRAME)
-        .max_send_buf_size(SEND_BUFFER)
-        .max_pending_accept_reset_streams(MAX_RESETS)
-        .max_local_error_reset_streams(None)
-        .serve_connection(TokioIo::new(io), service);
+    let serving = server::serve(io, &memory, respond);
     // Polls after other ready tasks, so that the output of all streams is sent together, too.
     Ok(poll_last(pin!(serving)).await?)
 }
 
-async fn route(connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
+async fn route(connection: Arc<Connection>, mut request: Request<RequestBody>) -> Response<Body> {
     let path = request.uri().path();
     let Some((service, _)) = path.trim_start_matches('/').split_once('/') else {
         return unknown();
     };
     macro_rules! serve {
         ($server:ident) => {{
+            request.body_mut().keep_what_is_read();
             let server = $server::from_arc(connection).max_decoding_message_size(MAX_MESSAGE_BYTES);
             let mut server = server.max_encoding_message_size(MAX_MESSAGE_BYTES);
             match server.call(request).await {
@@ -203,7 +196,7 @@ async fn route(connection: Arc<Connection>, request: Request<Incoming>) -> Respo
     }
 }
 
-async fn stream(connection: &Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
+async fn stream(connection: &Arc<Connection>, request: Request<RequestBody>) -> Response<Body> {
     let response = async {
         connection.admit().await?;
         let path = request.uri().path();

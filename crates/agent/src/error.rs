@@ -109,7 +109,7 @@ pub enum Error {
     Protocol(#[from] protocol::Error),
 
     #[error("the connection to the client failed")]
-    Connection(#[from] hyper::Error),
+    Connection(#[from] h2::Error),
 }
 
 impl Error {

@@ -40,7 +40,6 @@ use std::task::{Context, Poll};
 
 use futures_util::Stream;
 use http::{Request, Response};
-use hyper::body::Incoming as RequestBody;
 use protocol::incoming::Accept;
 use protocol::rpc::incoming_server::Incoming;
 use protocol::rpc::{
@@ -59,7 +58,7 @@ pub(crate) use self::ports::Ports;
 pub use self::reachability::{ClientReachability, ReachabilityWatch};
 use self::spec::SubscriptionSpec;
 pub(crate) use self::subscription::Subscriptions;
-use crate::connection::{Access, Connection};
+use crate::connection::{Access, Connection, RequestBody};
 use crate::{Error, Result};
 
 #[tonic::async_trait]

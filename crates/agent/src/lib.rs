@@ -42,4 +42,5 @@ pub use error::{Error, Result};
 pub use incoming::{
     AllClaims, ClaimedPort, ClientReachability, PatternVisibility, ReachabilityWatch,
 };
+pub use splitter::Memory;
 pub use user_namespace::enter_user_namespace_of;

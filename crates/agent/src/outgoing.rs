@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use http::{Request, Response};
-use hyper::body::Incoming;
 use protocol::outgoing::{Connected, TcpConnect, UdpOpen, UdpPeer, UnixConnect};
 use protocol::rpc::outgoing_server::Outgoing;
 use protocol::rpc::{RouteRequest, RouteResponse};
@@ -22,7 +21,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use crate::agent::Agent;
-use crate::connection::{Connection, succeeded};
+use crate::connection::{Connection, RequestBody, succeeded};
 use crate::grant::Transport;
 use crate::{Error, Result};
 
@@ -39,7 +38,7 @@ pub(crate) use spare_sockets::SpareSockets;
 /// Opens a TCP connection. The response headers are sent when it is established.
 pub(crate) async fn tcp(
     connection: &Arc<Connection>,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
 ) -> Result<Response<Body>> {
     let connect = TcpConnect::from_headers(request.headers())?;
     let address = destination(connect.address, connect.bind);
@@ -62,7 +61,7 @@ pub(crate) async fn tcp(
 /// Opens a UDP socket.
 pub(crate) async fn udp(
     connection: &Arc<Connection>,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
 ) -> Result<Response<Body>> {
     let open = UdpOpen::from_headers(request.headers())?;
     let (ipv4, peer) = match open.peer {
@@ -93,7 +92,7 @@ pub(crate) async fn udp(
 /// Connects to a Unix stream socket.
 pub(crate) async fn unix(
     connection: &Arc<Connection>,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
 ) -> Result<Response<Body>> {
     let connect = UnixConnect::from_headers(request.uri().path(), request.headers())?;
     let stream = unix_socket::connect_stream(connection, connect).await?;
@@ -104,7 +103,7 @@ pub(crate) async fn unix(
 /// Connects to a Unix datagram or sequenced-packet socket.
 pub(crate) async fn unix_datagram(
     connection: &Arc<Connection>,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
 ) -> Result<Response<Body>> {
     let connect = UnixConnect::from_headers(request.uri().path(), request.headers())?;
     let socket = unix_socket::connect_packets(connection, connect).await?;

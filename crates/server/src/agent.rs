@@ -14,7 +14,8 @@ use std::time::Duration;
 use std::{env, thread};
 
 use ::agent::{
-    Agent, ClientReachability, ReachabilityWatch, enter_user_namespace_of, process_of_container,
+    Agent, ClientReachability, Memory, ReachabilityWatch, enter_user_namespace_of,
+    process_of_container,
 };
 use admission::{Admission, raise_descriptor_limit};
 use anyhow::{Context, Result};
@@ -83,6 +84,9 @@ pub(crate) struct AgentArguments {
         requires = "end_with_session"
     )]
     startup_timeout: u64,
+    /// How much the agent may buffer for clients and sessions, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 64)]
+    buffer_memory: usize,
 }
 
 #[derive(Debug, Args)]
@@ -120,6 +124,7 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
         Some(grant) => Agent::for_process_with_grant(process, grant)?,
         None => Agent::for_process_with_token(process, auth.token())?,
     };
+    let agent = agent.with_memory(Memory::of_mebibytes(arguments.buffer_memory));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(link::worker_threads())
         .enable_all()

@@ -20,6 +20,7 @@ use crate::Error;
 use crate::error::{ClaimedTraffic, Conflict};
 use crate::filter::{Filter, RequestView, Verdict};
 use crate::flush_schedule::FlushSchedule;
+use crate::memory::Memory;
 use crate::mirror::MirrorBudget;
 use crate::probes::Probes;
 use crate::settings::{Notice, NoticeHandler, RequestLine, Settings};
@@ -77,6 +78,7 @@ pub struct Claims {
     /// Notifies [`ClaimGuard::earlier_sessions_changed`] of every change.
     changed: watch::Sender<()>,
     next_id: AtomicU64,
+    memory: Memory,
 }
 
 /// A claim that is in effect.
@@ -106,6 +108,14 @@ pub struct ClaimGuard {
 pub(crate) type Snapshot = Arc<Vec<Arc<ActiveClaim>>>;
 
 impl Claims {
+    /// Without any claims. Mirrors draw from the memory.
+    pub(crate) fn with_memory(memory: &Memory) -> Self {
+        Self {
+            memory: memory.clone(),
+            ..Self::default()
+        }
+    }
+
     /// Claims traffic for a session, until the guard is dropped.
     pub fn claim(
         self: &Arc<Self>,
@@ -165,7 +175,7 @@ impl Claims {
             since: now.checked_sub(claim.age).unwrap_or(now),
             claim,
             extended_connect: CachedFlag::default(),
-            mirror_budget: MirrorBudget::default(),
+            mirror_budget: MirrorBudget::within(&self.memory),
             flush_schedule: FlushSchedule::default(),
             health: Health::default(),
             overridden_by: watch::Sender::new(None),

@@ -32,6 +32,7 @@
 //! | `relay` | forwards bytes unchanged in both directions |
 //! | `mirror`, `flush_schedule` | copies of incoming traffic that never slow it down |
 //! | `pool` | idle connections to the application |
+//! | `memory` | the budget for everything that is buffered, and who is evicted when it is exhausted |
 //! | `probes` | recognizes health probes |
 //! | `stream`, `read_buffer` | byte streams, write buffers, and the shared read buffer |
 //! | `settings`, `error` | limits and timeouts, notices to sessions, errors |
@@ -43,6 +44,7 @@ mod filter;
 mod flush_schedule;
 mod http1;
 mod http2;
+mod memory;
 mod mirror;
 mod pool;
 mod port;
@@ -57,6 +59,9 @@ pub use claims::{Claim, ClaimGuard, Claims, EarlierSession, Mode, OnConflict};
 pub use detect::{Protocol, detect};
 pub use error::{ClaimedTraffic, Conflict, Error};
 pub use filter::{Filter, JsonBody, Pattern};
+pub use memory::{
+    Charge, DEFAULT_MEMORY, Holder, InFlight, MeasuredReader, MeasuredStream, Memory,
+};
 pub use port::Port;
 pub use probes::Probes;
 pub use settings::{FailureReason, Notice, NoticeHandler, RequestLine, Settings};

@@ -16,6 +16,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::io::InspectReader;
 
 use crate::claims::ActiveClaim;
+use crate::memory::Memory;
 use crate::settings::{Notice, Settings};
 use crate::stream::{BoxStream, ConnectionMeta, Read, WriteBuffer, poll_read};
 
@@ -28,20 +29,38 @@ const LARGE_WRITE: usize = 16 * 1024;
 
 /// Counts the bytes that are buffered for a session. All of its mirrors share it, so the memory of a session is bounded.
 #[derive(Debug, Default)]
-pub(crate) struct MirrorBudget(AtomicUsize);
+pub(crate) struct MirrorBudget {
+    used: AtomicUsize,
+    /// What it is a part of. `None` if it is a part of another mirror budget.
+    memory: Option<Memory>,
+}
 
 impl MirrorBudget {
+    pub(crate) fn within(memory: &Memory) -> Self {
+        Self {
+            used: AtomicUsize::new(0),
+            memory: Some(memory.clone()),
+        }
+    }
+
     pub(crate) fn reserve(&self, amount: usize, limit: usize) -> bool {
-        let before = self.0.fetch_add(amount, Ordering::Relaxed);
-        let fits = before.saturating_add(amount) <= limit;
+        let before = self.used.fetch_add(amount, Ordering::Relaxed);
+        let fits = before.saturating_add(amount) <= limit
+            && self
+                .memory
+                .as_ref()
+                .is_none_or(|memory| memory.reserve_for_mirror(amount));
         if !fits {
-            self.release(amount);
+            self.used.fetch_sub(amount, Ordering::Relaxed);
         }
         fits
     }
 
     pub(crate) fn release(&self, amount: usize) {
-        self.0.fetch_sub(amount, Ordering::Relaxed);
+        self.used.fetch_sub(amount, Ordering::Relaxed);
+        if let Some(memory) = &self.memory {
+            memory.release_from_mirror(amount);
+        }
     }
 }
 
@@ -253,7 +272,7 @@ impl Delivery {
     /// Discards responses. Ready when they have ended.
     fn poll_responses(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.responses_ended {
-            match ready!(poll_read(&mut self.stream, context, |_, _| ()))? {
+            match ready!(poll_read(&mut self.stream, usize::MAX, context, |_, _| ()))? {
                 Read::Bytes(()) => {}
                 Read::End => self.responses_ended = true,
             }

@@ -4,6 +4,7 @@ mod sniff;
 
 use std::fmt;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,6 +16,7 @@ use crate::detect::Protocol;
 use crate::http1::connection::Connection;
 use crate::http1::upstream::{Age, Route, UpstreamConnection};
 use crate::http2;
+use crate::memory::Holder;
 use crate::mirror::{Mirror, with_mirrors};
 use crate::pool::Pool;
 use crate::probes::Probes;
@@ -23,6 +25,9 @@ use crate::settings::{FailureReason, Notice, RequestLine, Settings};
 use crate::stream::{BoxStream, ConnectionMeta, Destination, Rewind, WriteBuffer};
 use crate::tls::TlsTermination;
 use sniff::Sniffed;
+
+/// The memory of the TLS state of a client's connection and its upstream.
+const TLS_COST: usize = 32 * 1024;
 
 /// A port of the target.
 pub struct Port {
@@ -46,13 +51,15 @@ pub(crate) struct Upstreams {
     /// Idle connections to the application. `None` if they cannot be shared between clients.
     pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) http2: Option<Arc<http2::Pool>>,
+    /// What the memory of the client's connection is charged to.
+    pub(crate) holder: Holder,
 }
 
 impl Port {
     /// A port whose application is reached through `application`.
     pub fn new(application: Arc<dyn Destination>, settings: Settings) -> Self {
         Self {
-            claims: Arc::default(),
+            claims: Arc::new(Claims::with_memory(&settings.memory)),
             application,
             probes: RwLock::default(),
             settings,
@@ -106,8 +113,11 @@ impl Port {
             application: self.application.clone(),
             pool: Some(self.pool.clone()),
             http2: Some(self.http2.clone()),
+            holder: self.settings.memory.holder(),
         };
-        self.serve_via(upstreams, client, meta).await;
+        let holder = upstreams.holder.clone();
+        let serving = pin!(self.serve_via(upstreams, client, meta));
+        holder.serve(serving).await;
     }
 
     async fn serve_via(
@@ -171,7 +181,7 @@ impl Port {
                     let client = Box::new(Rewind::new(bytes, client));
                     // Where this connection goes is decided only after the TLS handshake.
                     drop(upstream);
-                    Box::pin(self.serve_tls(&tls, client, meta)).await;
+                    Box::pin(self.serve_tls(&tls, client, meta, upstreams.holder)).await;
                 }
             }
             Protocol::Raw => {
@@ -192,7 +202,9 @@ impl Port {
         tls: &TlsTermination,
         client: BoxStream,
         meta: ConnectionMeta,
+        holder: Holder,
     ) {
+        let _charge = holder.charge(TLS_COST);
         match tls.accept(client, &meta).await {
             Ok((client, client_tls)) => {
                 let application = tls.originate(self.application.clone(), &client_tls);
@@ -202,6 +214,7 @@ impl Port {
                     // Another client may use another server name or negotiate another protocol.
                     pool: None,
                     http2: None,
+                    holder,
                 };
                 let meta = ConnectionMeta {
                     tls: Some(client_tls),
@@ -369,7 +382,9 @@ impl Upstreams {
         let result = match upstream.route.clone() {
             Route::Claim(active) if is_untried => {
                 let limit = self.port.settings.replay_limit;
-                let given = relay_with_fallback(client, &mut upstream.stream, first, limit).await;
+                let given =
+                    relay_with_fallback(client, &mut upstream.stream, first, limit, &self.holder)
+                        .await;
                 drop(upstream);
                 match given {
                     Ok(result) => result,
@@ -386,6 +401,7 @@ impl Upstreams {
                     &mut upstream.stream,
                     upstream.write_buffer,
                     to_client,
+                    &self.holder,
                 )
                 .await
             }
@@ -414,6 +430,7 @@ impl Upstreams {
             &mut upstream.stream,
             upstream.write_buffer,
             WriteBuffer::default(),
+            &self.holder,
         )
         .await
     }

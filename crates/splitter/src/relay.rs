@@ -11,16 +11,18 @@ use std::task::{Context, Poll, ready};
 use bytes::BytesMut;
 use tokio::io::AsyncWrite;
 
+use crate::memory::{Charge, Holder};
 use crate::stream::{BoxStream, Read, WriteBuffer, poll_read};
 
 /// One direction of a relay.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Direction {
     write_buffer: WriteBuffer,
     state: State,
     /// Forwarded bytes, for as long as they may have to be replayed.
     replay: Option<BytesMut>,
     limit: usize,
+    read_size: usize,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -63,9 +65,10 @@ pub(crate) async fn relay(
     server: &mut BoxStream,
     to_server: WriteBuffer,
     to_client: WriteBuffer,
+    holder: &Holder,
 ) -> io::Result<()> {
     let (up, down) = (Direction::new(to_server), Direction::new(to_client));
-    run(client, server, up, down).await
+    run(client, server, up, down, holder.charge(0)).await
 }
 
 /// Forwards bytes to a session. If it fails before its first response byte, the client's bytes are returned for replay.
@@ -75,19 +78,24 @@ pub(crate) async fn relay_with_fallback(
     server: &mut BoxStream,
     first: &[u8],
     limit: usize,
+    holder: &Holder,
 ) -> Result<io::Result<()>, NoResponse> {
+    let mut charge = holder.charge(0);
     let mut up = Direction::new(WriteBuffer::default());
     up.write_buffer.push(first);
     up.limit = limit;
     up.replay = Some(BytesMut::new());
     up.record(first);
-    let mut down = Direction::default();
-    let first_response =
-        poll_fn(|context| poll_first_response(client, server, &mut up, &mut down, context));
+    let mut down = Direction::new(WriteBuffer::default());
+    let first_response = poll_fn(|context| {
+        let polled = poll_first_response(client, server, &mut up, &mut down, context);
+        charge_buffers(&mut up, &mut down, &mut charge);
+        polled
+    });
     match first_response.await {
         FirstResponse::Started => {
             up.replay = None;
-            Ok(run(client, server, up, down).await)
+            Ok(run(client, server, up, down, charge).await)
         }
         FirstResponse::Ended(result) => Ok(result),
         FirstResponse::Missing { closed_cleanly } => Err(NoResponse {
@@ -108,7 +116,7 @@ fn poll_first_response(
     if let Poll::Ready(Err(Broken::Sender(error))) = sending {
         return Poll::Ready(FirstResponse::Ended(Err(error)));
     }
-    let read = poll_read(server, context, |bytes, context| {
+    let read = poll_read(server, down.read_size, context, |bytes, context| {
         down.write_buffer.write(client, context, bytes)
     });
     Poll::Ready(match (read, sending) {
@@ -131,33 +139,60 @@ async fn run(
     server: &mut BoxStream,
     mut up: Direction,
     mut down: Direction,
+    mut charge: Charge,
 ) -> io::Result<()> {
     poll_fn(|context| {
-        let sent = match up.poll(client, server, context) {
-            // An upstream that accepts no more bytes may still send some.
-            Poll::Ready(Err(Broken::Receiver(_))) => {
-                up.write_buffer = WriteBuffer::default();
-                up.state = State::Ended;
-                true
-            }
-            Poll::Ready(Err(Broken::Sender(error))) => return Poll::Ready(Err(error)),
-            other => other.is_ready(),
-        };
-        match ready!(down.poll(server, client, context)) {
-            Ok(()) if sent => Poll::Ready(Ok(())),
-            Ok(()) => Poll::Pending,
-            Err(Broken::Sender(error) | Broken::Receiver(error)) => Poll::Ready(Err(error)),
-        }
+        let polled = poll_both(client, server, &mut up, &mut down, context);
+        charge_buffers(&mut up, &mut down, &mut charge);
+        polled
     })
     .await
+}
+
+fn poll_both(
+    client: &mut BoxStream,
+    server: &mut BoxStream,
+    up: &mut Direction,
+    down: &mut Direction,
+    context: &mut Context<'_>,
+) -> Poll<io::Result<()>> {
+    let sent = match up.poll(client, server, context) {
+        // An upstream that accepts no more bytes may still send some.
+        Poll::Ready(Err(Broken::Receiver(_))) => {
+            up.write_buffer = WriteBuffer::default();
+            up.state = State::Ended;
+            true
+        }
+        Poll::Ready(Err(Broken::Sender(error))) => return Poll::Ready(Err(error)),
+        other => other.is_ready(),
+    };
+    match ready!(down.poll(server, client, context)) {
+        Ok(()) if sent => Poll::Ready(Ok(())),
+        Ok(()) => Poll::Pending,
+        Err(Broken::Sender(error) | Broken::Receiver(error)) => Poll::Ready(Err(error)),
+    }
+}
+
+/// Charges what is buffered, and reads less at once when little memory is free.
+fn charge_buffers(up: &mut Direction, down: &mut Direction, charge: &mut Charge) {
+    charge.resize(up.buffered() + down.buffered());
+    let read_size = charge.holder().memory().read_size();
+    (up.read_size, down.read_size) = (read_size, read_size);
 }
 
 impl Direction {
     fn new(write_buffer: WriteBuffer) -> Self {
         Self {
             write_buffer,
-            ..Self::default()
+            state: State::Open,
+            replay: None,
+            limit: 0,
+            read_size: usize::MAX,
         }
+    }
+
+    fn buffered(&self) -> usize {
+        self.write_buffer.capacity() + self.replay.as_ref().map_or(0, BytesMut::capacity)
     }
 
     fn record(&mut self, bytes: &[u8]) {
@@ -180,10 +215,15 @@ impl Direction {
             ready!(self.write_buffer.poll_empty(to, context)).map_err(Broken::Receiver)?;
             match self.state {
                 State::Open => {
-                    let read = ready!(poll_read(from, context, |bytes, context| {
-                        self.record(bytes);
-                        self.write_buffer.write(to, context, bytes)
-                    }));
+                    let read = ready!(poll_read(
+                        from,
+                        self.read_size,
+                        context,
+                        |bytes, context| {
+                            self.record(bytes);
+                            self.write_buffer.write(to, context, bytes)
+                        }
+                    ));
                     match read.map_err(Broken::Sender)? {
                         Read::Bytes(written) => written.map_err(Broken::Receiver)?,
                         Read::End => self.state = State::Ending,

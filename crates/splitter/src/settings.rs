@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::memory::Memory;
+
 /// Timeouts and memory limits.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -33,6 +35,8 @@ pub struct Settings {
     /// On a port where clients usually speak first, a client that is silent for this long gets an upstream connection
     /// anyway.
     pub client_silence_timeout: Duration,
+    /// The budget for everything that is buffered, of all ports that have it in their settings.
+    pub memory: Memory,
 }
 
 impl Default for Settings {
@@ -50,6 +54,7 @@ impl Default for Settings {
             mirror_limit: 4 * 1024 * 1024,
             session_mirror_limit: 32 * 1024 * 1024,
             client_silence_timeout: Duration::from_millis(50),
+            memory: Memory::default(),
         }
     }
 }

@@ -75,14 +75,16 @@ pub(crate) enum Read<T> {
     End,
 }
 
-/// Reads once into the thread's shared read buffer, and calls `then` with the bytes.
+/// Reads once into the thread's shared read buffer, at most `limit` bytes, and calls `then` with them.
 pub(crate) fn poll_read<T>(
     stream: &mut (impl AsyncRead + Unpin + ?Sized),
+    limit: usize,
     context: &mut Context<'_>,
     then: impl FnOnce(&[u8], &mut Context<'_>) -> T,
 ) -> Poll<io::Result<Read<T>>> {
     with_read_buffer(|buffer| {
-        let mut buffer = ReadBuf::new(buffer);
+        let limit = limit.min(buffer.len());
+        let mut buffer = ReadBuf::new(&mut buffer[..limit]);
         ready!(Pin::new(stream).poll_read(context, &mut buffer))?;
         let bytes = buffer.filled();
         Poll::Ready(Ok(if bytes.is_empty() {
@@ -103,6 +105,11 @@ pub(crate) struct WriteBuffer {
 impl WriteBuffer {
     pub(crate) fn is_empty(&self) -> bool {
         self.pending.is_empty() && !self.needs_flush
+    }
+
+    /// The size of the buffer.
+    pub(crate) fn capacity(&self) -> usize {
+        self.pending.capacity()
     }
 
     pub(crate) fn push(&mut self, bytes: &[u8]) {

@@ -99,7 +99,7 @@ pub(crate) fn until_input_ends(work: impl Future<Output = Result<()>>) -> Result
     result
 }
 
-async fn listen<F>(
+pub(crate) async fn listen<F>(
     address: SocketAddr,
     serve: impl Fn(TcpStream) -> F + Send + 'static,
 ) -> Result<()>

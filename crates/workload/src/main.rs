@@ -10,6 +10,7 @@
 //! | `far-end` | the carrier's other end on the developer's machine: together the baseline of an operator session's path |
 //! | `clients` | many simulated sessions with an operator in one process |
 //! | `http` | an application that responds to requests, or is slow or dead |
+//! | `stalling` | an HTTP/2 application that responds to `GET` and reads no body |
 //! | `proxy` | a plain HTTP proxy in front of an application |
 //! | `monitor` | emits the events of a session to a monitor and measures their cost |
 #![allow(
@@ -48,6 +49,8 @@ enum Role {
     Clients(clients::ClientsArguments),
     /// Respond to HTTP requests
     Http(http1::HttpArguments),
+    /// Respond to `GET` over HTTP/2, and read no body
+    Stalling(http2::StallingArguments),
     /// Forward HTTP requests to another address
     Proxy(http1::ProxyArguments),
     /// Measure the cost of monitoring a session
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Role::FarEnd(arguments) => carrier::run_far_end(arguments),
         Role::Clients(arguments) => clients::run(arguments),
         Role::Http(arguments) => http1::run(arguments),
+        Role::Stalling(arguments) => http2::run_stalling(&arguments),
         Role::Proxy(arguments) => http1::run_proxy(arguments),
         Role::Monitor(arguments) => monitor::run(&arguments),
     };

@@ -91,7 +91,15 @@ enum Request {
         from: String,
         count: usize,
     },
-    /// Closes the connections of `hold` and `hold_requests`.
+    /// Opens HTTP/2 connections and streams on each, fills all windows, and keeps them open until `release`.
+    Stall {
+        address: SocketAddr,
+        clients: usize,
+        streams: usize,
+    },
+    /// Sends requests over HTTP/2, each on a connection of its own.
+    Http2Each { address: SocketAddr, count: usize },
+    /// Closes the connections of `hold`, `hold_requests` and `stall`.
     Release,
     /// Sends HTTP requests on several connections.
     Load(load::Load),
@@ -107,9 +115,17 @@ enum Response {
     Failed(String),
 }
 
+/// What is kept open until `release`.
+#[derive(Default)]
+struct Open {
+    connections: Vec<std::net::TcpStream>,
+    /// The tasks of stalled clients.
+    stalled: Vec<tokio::runtime::Runtime>,
+}
+
 pub(crate) fn run() -> Result<()> {
-    let mut open_connections = Vec::new();
-    serve_stdin(|request| handle(request, &mut open_connections))
+    let mut open = Open::default();
+    serve_stdin(|request| handle(request, &mut open))
 }
 
 /// Executes each request of standard input until it ends.
@@ -133,7 +149,7 @@ pub(crate) fn serve_stdin<T: DeserializeOwned>(
     Ok(())
 }
 
-fn handle(request: Request, open_connections: &mut Vec<std::net::TcpStream>) -> Result<Numbers> {
+fn handle(request: Request, open: &mut Open) -> Result<Numbers> {
     let milliseconds = Duration::from_millis;
     match request {
         Request::OpenReadClose {
@@ -181,15 +197,30 @@ fn handle(request: Request, open_connections: &mut Vec<std::net::TcpStream>) -> 
             milliseconds: time,
         } => faults::beside(full, &folder, echo, milliseconds(time)),
         Request::Resolve { names, again } => connections::resolve(&names, again),
-        Request::Hold { address, count } => connections::hold(address, count, open_connections),
+        Request::Hold { address, count } => {
+            connections::hold(address, count, &mut open.connections)
+        }
         Request::HoldRequests {
             address,
             from,
             count,
-        } => load::hold_requests(address, &from, count, open_connections),
+        } => load::hold_requests(address, &from, count, &mut open.connections),
         Request::Load(request) => load::load(&request),
+        Request::Stall {
+            address,
+            clients,
+            streams,
+        } => {
+            let runtime = connections::stall(address, clients, streams)?;
+            open.stalled.push(runtime);
+            Ok(Numbers::new())
+        }
+        Request::Http2Each { address, count } => connections::http2_each(address, count),
         Request::Release => {
-            open_connections.clear();
+            open.connections.clear();
+            for runtime in open.stalled.drain(..) {
+                runtime.shutdown_background();
+            }
             Ok(Numbers::new())
         }
     }

@@ -3,6 +3,7 @@
 //! Each group has its own site. Baselines are measured in the same run, without the hostile peer.
 
 mod listeners;
+mod memory;
 
 use std::fs::File;
 
@@ -14,9 +15,12 @@ use super::groups::{self, Group};
 use super::session::programs::{Programs, log_path};
 use super::{Extent, Row, images};
 
-const GROUPS: &[Group<Programs>] = &[("listeners", |programs, extent| {
-    listeners::rows(programs, extent)
-})];
+const GROUPS: &[Group<Programs>] = &[
+    ("listeners", |programs, extent| {
+        listeners::rows(programs, extent)
+    }),
+    ("memory", |programs, extent| memory::rows(programs, extent)),
+];
 
 pub(crate) fn prepare() -> Result<()> {
     crate::lab::prepare(&Paths::from_environment(), 1, 1)?;

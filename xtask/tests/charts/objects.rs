@@ -326,22 +326,34 @@ fn agents_have_the_resources_that_are_asked_for_wherever_they_are() {
     let objects = objects(&[
         "operator.agent.mode=node",
         "operator.agent.resources.requests.cpu=50m",
-        "operator.agent.resources.limits.memory=1Gi",
+        "operator.agent.resources.limits.memory=2Gi",
         "operator.agent.resources.limits.cpu=2",
     ]);
     let agents = find(&objects, "DaemonSet", AGENTS).unwrap();
     let resources = &agents["spec"]["template"]["spec"]["containers"][0]["resources"];
-    let expected = json!({"requests": {"cpu": "50m"}, "limits": {"memory": "1Gi", "cpu": 2}});
+    let expected = json!({
+        "requests": {"cpu": "50m", "memory": "0"},
+        "limits": {"memory": "2Gi", "cpu": 2},
+    });
     assert_eq!(*resources, expected);
     let deployment = find(&objects, "Deployment", NAME).unwrap();
     let arguments = words(&deployment["spec"]["template"]["spec"]["containers"][0]["args"]);
     for argument in [
         "--agent-request=cpu=50m",
-        "--agent-limit=memory=1Gi",
+        "--agent-limit=memory=2Gi",
         "--agent-limit=cpu=2",
     ] {
         assert!(arguments.iter().any(|it| it == argument), "{arguments:?}");
     }
+}
+
+#[test]
+fn agents_on_nodes_have_a_memory_limit_by_default_and_reserve_nothing() {
+    let objects = objects(&["operator.agent.mode=node"]);
+    let agents = find(&objects, "DaemonSet", AGENTS).unwrap();
+    let resources = &agents["spec"]["template"]["spec"]["containers"][0]["resources"];
+    let expected = json!({"requests": {"memory": "0"}, "limits": {"memory": "1Gi"}});
+    assert_eq!(*resources, expected);
 }
 
 #[test]

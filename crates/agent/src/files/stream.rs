@@ -9,16 +9,16 @@ use futures_util::{StreamExt as _, stream};
 use http::{HeaderMap, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody};
-use hyper::body::Incoming;
 use protocol::files::{ReadRange, WriteRange, set_written};
 use rustix::buffer::spare_capacity;
 use rustix::io::{Errno, pread, pwritev};
+use splitter::Holder;
 use tokio::task::JoinHandle;
 use tonic::Status;
 use tonic::body::Body;
 
 use super::handles::OpenFile;
-use crate::connection::{Connection, failed, succeeded};
+use crate::connection::{Connection, RequestBody, failed, succeeded};
 use crate::workers::Workers;
 use crate::{Error, Result};
 
@@ -33,11 +33,12 @@ const APPEND_CHUNK: usize = 1024 * 1024;
 /// Returns a range of a file. The response headers are sent after the first read, so that a read error fails the request.
 pub(crate) async fn read(
     connection: &Arc<Connection>,
-    request: &Request<Incoming>,
+    request: &Request<RequestBody>,
 ) -> Result<Response<Body>> {
     let range = ReadRange::from_headers(request.headers())?;
     let file = connection.handles.get(range.handle)?;
     let mut reader = Reader {
+        holder: request.body().holder().clone(),
         workers: connection.agent.files().clone(),
         file,
         offset: range.offset,
@@ -68,6 +69,7 @@ pub(crate) async fn read(
 }
 
 struct Reader {
+    holder: Holder,
     workers: Workers,
     file: Arc<OpenFile>,
     offset: u64,
@@ -103,8 +105,12 @@ impl Reader {
     fn start(&self) -> JoinHandle<Result<Bytes>> {
         let (workers, file) = (self.workers.clone(), Arc::clone(&self.file));
         let (offset, length) = (self.offset, self.chunk_length());
-        let read =
-            move || read_chunk(&file, offset, length).map_err(Error::operation("read this file"));
+        let holder = self.holder.clone();
+        let read = move || {
+            let chunk = read_chunk(&file, offset, length);
+            let chunk = chunk.map_err(Error::operation("read this file"))?;
+            Ok(holder.keep(chunk))
+        };
         tokio::spawn(async move { workers.run(read).await })
     }
 }
@@ -131,7 +137,7 @@ fn read_chunk(file: &OpenFile, offset: u64, length: usize) -> Result<Bytes, Errn
 /// Writes the request's body. The response is sent when everything is written, and has the number of written bytes.
 pub(crate) async fn write(
     connection: &Arc<Connection>,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
 ) -> Result<Response<Body>> {
     let range = WriteRange::from_headers(request.headers())?;
     let file = connection.handles.get(range.handle)?;
@@ -145,6 +151,7 @@ pub(crate) async fn write(
             break succeeded(HeaderMap::new(), Body::empty());
         }
         let at = range.offset.saturating_add(written);
+        let _charge = body.holder().charge(chunk.iter().map(Bytes::len).sum());
         let (count, outcome) = write_chunk(&workers, &file, at, chunk).await?;
         written += count;
         if let Err(errno) = outcome {
@@ -156,7 +163,7 @@ pub(crate) async fn write(
 }
 
 /// Collects data of the body, up to about `limit` bytes. Empty at the end of the body.
-async fn gather(body: &mut Incoming, limit: usize) -> Result<VecDeque<Bytes>> {
+async fn gather(body: &mut RequestBody, limit: usize) -> Result<VecDeque<Bytes>> {
     let mut chunk = VecDeque::new();
     let mut length = 0;
     while length < limit {

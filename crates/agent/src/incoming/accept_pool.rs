@@ -6,7 +6,6 @@ use std::io;
 use std::time::Duration;
 
 use http::Response;
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 use protocol::incoming::{ClientTls, ConnectionMeta};
 use splitter::{BoxFuture, BoxStream, Destination, Unreachable};
@@ -16,7 +15,7 @@ use tonic::body::Body;
 
 use super::reachability::ReachabilityWatch;
 use super::stream::SessionStream;
-use crate::connection::succeeded;
+use crate::connection::{RequestBody, succeeded};
 use crate::{Error, Result};
 
 /// How long a connection waits for a pending request of the session.
@@ -34,7 +33,7 @@ pub(super) struct AcceptPool {
 }
 
 struct PendingAccept {
-    from_session: Incoming,
+    from_session: RequestBody,
     response: oneshot::Sender<Response<Body>>,
 }
 
@@ -58,7 +57,10 @@ impl fmt::Debug for AcceptPool {
 
 impl AcceptPool {
     /// Waits for a connection, and returns it as the response.
-    pub(super) async fn next_connection(&self, from_session: Incoming) -> Result<Response<Body>> {
+    pub(super) async fn next_connection(
+        &self,
+        from_session: RequestBody,
+    ) -> Result<Response<Body>> {
         let (response, received) = oneshot::channel();
         {
             let mut pending = self.pending.lock();

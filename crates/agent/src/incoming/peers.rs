@@ -41,14 +41,15 @@ use super::reachability::ReachabilityWatch;
 use super::reclaimable::BorrowedBody;
 use super::redirect::{Handshake, PROOF_LEN, PeerEndpoint, Role};
 use crate::agent::Agent;
-use crate::connection::{
-    self, CONNECTION_WINDOW, Connection, MAX_FRAME, MAX_RESETS, MAX_STREAMS, SEND_BUFFER,
-    STREAM_WINDOW,
-};
+use crate::connection::{self, Connection, MAX_FRAME, MAX_RESETS, MAX_STREAMS, SEND_BUFFER};
 use crate::{Error, Result};
 
 /// The timeout of the handshake that authenticates a peer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The flow-control windows of responses. Peers are on the same machine, where a small window is as fast as a large one, and
+/// stalled streams cost less.
+const PEER_STREAM_WINDOW: u32 = 256 * 1024;
+const PEER_CONNECTION_WINDOW: u32 = 32 * 1024 * 1024;
 /// The delay after a failed accept.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(2);
 /// The maximum number of concurrent handshakes.
@@ -212,8 +213,8 @@ async fn connect_to(agent: &Agent, endpoint: &PeerEndpoint) -> Result<UnixStream
 async fn start_http2(stream: UnixStream) -> Result<RequestSender> {
     let mut builder = http2::Builder::new(ConnectionPolledLast::default());
     builder
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(PEER_STREAM_WINDOW)
+        .initial_connection_window_size(PEER_CONNECTION_WINDOW)
         .max_frame_size(MAX_FRAME)
         .initial_max_send_streams(MAX_STREAMS as usize)
         .max_send_buf_size(SEND_BUFFER)

@@ -48,10 +48,11 @@ impl OpenPort {
             Protocol::Udp => PortKind::Udp(Arc::new(UdpPort::new(agent))),
             Protocol::Tcp => {
                 let application = Arc::new(ApplicationDestination(agent.clone()));
-                PortKind::Tcp(Arc::new(splitter::Port::new(
-                    application,
-                    Settings::default(),
-                )))
+                let settings = Settings {
+                    memory: agent.memory().clone(),
+                    ..Settings::default()
+                };
+                PortKind::Tcp(Arc::new(splitter::Port::new(application, settings)))
             }
         };
         Self {

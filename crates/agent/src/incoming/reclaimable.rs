@@ -10,15 +10,15 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::Frame;
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 
 use super::reachability::ReachabilityWatch;
+use crate::connection::RequestBody;
 use crate::{Error, Result};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-type SharedBody = Arc<Mutex<Option<Incoming>>>;
+type SharedBody = Arc<Mutex<Option<RequestBody>>>;
 
 /// The owner of a request body.
 pub(super) struct ReclaimableBody(SharedBody);
@@ -31,7 +31,7 @@ pub(super) struct BorrowedBody {
 }
 
 impl ReclaimableBody {
-    pub(super) fn new(body: Incoming) -> Self {
+    pub(super) fn new(body: RequestBody) -> Self {
         Self(Arc::new(Mutex::new(Some(body))))
     }
 
@@ -43,7 +43,7 @@ impl ReclaimableBody {
     }
 
     /// Takes the body back. Borrowers get no more of it.
-    pub(super) fn reclaim(self) -> Result<Incoming> {
+    pub(super) fn reclaim(self) -> Result<RequestBody> {
         let body = self.0.lock().take();
         body.ok_or(Error::SubscriptionEnded)
     }

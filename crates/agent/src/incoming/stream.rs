@@ -11,15 +11,16 @@ use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::{Body as _, Frame};
-use hyper::body::Incoming;
 use link::http2::PREFERRED_CHUNK_SIZE;
 use parking_lot::Mutex;
 use protocol::incoming::ACCEPTED;
+use splitter::{Charge, Holder};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::Status;
 
 use super::reachability::ReachabilityWatch;
 use super::reset::ResetState;
+use crate::connection::RequestBody;
 
 /// The agent's end of a connection to a session.
 pub(super) struct SessionStream {
@@ -30,10 +31,21 @@ pub(super) struct SessionStream {
 impl SessionStream {
     /// A stream that reads the request body, and the response body with the bytes that are written to the stream.
     pub(super) fn new(
-        from_session: Incoming,
+        mut from_session: RequestBody,
         reachability: &ReachabilityWatch,
     ) -> (Self, ResponseBody) {
-        let buffer = Arc::new(SharedBuffer::default());
+        // What waits here, waits for the client: if it holds too much, its connection ends.
+        if let Some(client) = Holder::of_client() {
+            from_session.charge_to(client);
+        }
+        let buffer = Arc::new(SharedBuffer(Mutex::new(BufferState {
+            bytes: BytesMut::new(),
+            charge: from_session.holder().charge(0),
+            end: WriteEnd::Open,
+            is_closed: false,
+            writer: None,
+            reader: None,
+        })));
         let stream = Self {
             from_session: SessionReader {
                 body: from_session,
@@ -58,7 +70,7 @@ impl SessionStream {
 
 /// Reads the bytes that the session sends.
 pub(super) struct SessionReader {
-    body: Incoming,
+    body: RequestBody,
     unread: Bytes,
     state: ReadState,
     /// Completes when the session disconnects. Only used until the application has accepted the connection, because the
@@ -136,12 +148,12 @@ pub(super) struct SessionWriter {
 /// The written bytes as a response body.
 pub(super) struct ResponseBody(Arc<SharedBuffer>);
 
-#[derive(Default)]
 struct SharedBuffer(Mutex<BufferState>);
 
-#[derive(Default)]
 struct BufferState {
     bytes: BytesMut,
+    /// For the bytes.
+    charge: Charge,
     end: WriteEnd,
     /// The response body was dropped, so no more bytes are read.
     is_closed: bool,
@@ -149,15 +161,25 @@ struct BufferState {
     reader: Option<Waker>,
 }
 
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WriteEnd {
-    #[default]
     Open,
     Closed,
     Reset,
 }
 
 impl BufferState {
+    fn append(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.charge.resize(self.bytes.capacity());
+        self.wake_reader();
+    }
+
+    fn take(&mut self) -> BytesMut {
+        self.charge.resize(0);
+        std::mem::take(&mut self.bytes)
+    }
+
     fn wake_reader(&mut self) {
         if let Some(reader) = self.reader.take() {
             reader.wake();
@@ -192,8 +214,7 @@ impl SessionWriter {
             register_waker(&mut state.writer, context);
             return Poll::Pending;
         }
-        state.bytes.extend_from_slice(&bytes[..count]);
-        state.wake_reader();
+        state.append(&bytes[..count]);
         Poll::Ready(Ok(count))
     }
 
@@ -206,8 +227,7 @@ impl SessionWriter {
         if state.bytes.len() + bytes.len() > PREFERRED_CHUNK_SIZE {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        state.bytes.extend_from_slice(bytes);
-        state.wake_reader();
+        state.append(bytes);
         Ok(())
     }
 
@@ -239,7 +259,7 @@ impl Drop for ResponseBody {
     fn drop(&mut self) {
         let mut state = self.0.0.lock();
         state.is_closed = true;
-        state.bytes = BytesMut::new();
+        drop(state.take());
         state.wake_writer();
     }
 }
@@ -254,7 +274,7 @@ impl http_body::Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let mut state = self.0.0.lock();
         if !state.bytes.is_empty() {
-            let bytes = std::mem::take(&mut state.bytes);
+            let bytes = state.take();
             state.wake_writer();
             return Poll::Ready(Some(Ok(Frame::data(bytes.freeze()))));
         }

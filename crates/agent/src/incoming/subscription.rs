@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::Response;
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tonic::body::Body;
@@ -14,6 +13,7 @@ use super::accept_pool::AcceptPool;
 use super::peers::Peer;
 use super::reachability::ReachabilityWatch;
 use super::reclaimable::ReclaimableBody;
+use crate::connection::RequestBody;
 use crate::{Error, Result};
 
 /// The subscriptions of one client.
@@ -121,7 +121,10 @@ impl Subscription {
     }
 
     /// Waits for a connection, and returns it as the response.
-    pub(super) async fn next_connection(&self, from_session: Incoming) -> Result<Response<Body>> {
+    pub(super) async fn next_connection(
+        &self,
+        from_session: RequestBody,
+    ) -> Result<Response<Body>> {
         let from_session = ReclaimableBody::new(from_session);
         let mut sources = self.source.subscribe();
         loop {

@@ -12,7 +12,6 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use protocol::outgoing::{Datagram, DatagramDecoder, MAX_DATAGRAM_BYTES};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
@@ -25,6 +24,7 @@ use tonic::body::Body;
 
 use super::destination;
 use crate::agent::Agent;
+use crate::connection::RequestBody;
 use crate::error::errno_of;
 use crate::grant::Transport;
 
@@ -157,7 +157,7 @@ fn receive(socket: impl AsFd, buffer: &mut BytesMut) -> io::Result<(usize, Optio
 }
 
 /// Starts to relay datagrams. Returns the response body with the datagrams from the peers.
-pub(crate) fn relay<S: DatagramSocket>(socket: Arc<S>, to_peers: Incoming) -> Body {
+pub(crate) fn relay<S: DatagramSocket>(socket: Arc<S>, to_peers: RequestBody) -> Body {
     let (errors_to_client, errors) = mpsc::channel(MAX_QUEUED_ERRORS);
     tokio::spawn(send_all(Arc::clone(&socket), to_peers, errors_to_client));
     Body::new(FromPeers {
@@ -173,7 +173,7 @@ pub(crate) fn relay<S: DatagramSocket>(socket: Arc<S>, to_peers: Incoming) -> Bo
 /// direction stays open.
 async fn send_all<S: DatagramSocket>(
     socket: Arc<S>,
-    mut to_peers: Incoming,
+    mut to_peers: RequestBody,
     errors_to_client: mpsc::Sender<i32>,
 ) {
     let mut decoder = DatagramDecoder::default();

@@ -12,16 +12,17 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use link::http2::PREFERRED_CHUNK_SIZE;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown, sockopt};
+use splitter::Memory;
 use tokio::net::{TcpStream, UnixStream};
 use tonic::Status;
 use tonic::body::Body;
 
 use crate::Error;
+use crate::connection::RequestBody;
 use crate::error::errno_of;
 
 const MIN_CHUNK: usize = 16 * 1024;
@@ -74,14 +75,16 @@ byte_socket!(TcpStream);
 byte_socket!(UnixStream);
 
 /// Starts to relay bytes. Returns the response body with the bytes from the peer.
-pub(crate) fn relay<S: ByteSocket>(socket: Arc<S>, to_peer: Incoming) -> Body {
+pub(crate) fn relay<S: ByteSocket>(socket: Arc<S>, to_peer: RequestBody) -> Body {
     let failure = Arc::new(FirstError::default());
+    let memory = to_peer.holder().memory().clone();
     tokio::spawn(write_all(
         Arc::clone(&socket),
         to_peer,
         Arc::clone(&failure),
     ));
     Body::new(FromPeer {
+        memory,
         socket,
         failure,
         chunk: MIN_CHUNK,
@@ -103,7 +106,12 @@ impl FirstError {
     }
 }
 
-async fn write_all<S: ByteSocket>(socket: Arc<S>, mut to_peer: Incoming, failure: Arc<FirstError>) {
+async fn write_all<S: ByteSocket>(
+    socket: Arc<S>,
+    mut to_peer: RequestBody,
+    failure: Arc<FirstError>,
+) {
+    let holder = to_peer.holder().clone();
     loop {
         match to_peer.frame().await {
             None => return socket.finish(),
@@ -113,7 +121,13 @@ async fn write_all<S: ByteSocket>(socket: Arc<S>, mut to_peer: Incoming, failure
                 let Ok(bytes) = frame.into_data() else {
                     continue;
                 };
-                if let Err(error) = write_chunk(&*socket, bytes).await {
+                let written = tokio::select! {
+                    biased;
+                    written = write_chunk(&*socket, bytes) => written,
+                    // The peer does not read, and this stream holds the most memory.
+                    () = holder.evicted() => return socket.abort(),
+                };
+                if let Err(error) = written {
                     // The client still receives what the peer sent before, and then the error.
                     return failure.set(errno_of(&error));
                 }
@@ -136,6 +150,7 @@ async fn write_chunk<S: ByteSocket>(socket: &S, mut bytes: Bytes) -> io::Result<
 
 /// The response body with the bytes from the peer.
 struct FromPeer<S: ByteSocket> {
+    memory: Memory,
     socket: Arc<S>,
     failure: Arc<FirstError>,
     /// The size of the next read. It grows while the peer fills it.
@@ -176,11 +191,12 @@ impl<S: ByteSocket> http_body::Body for FromPeer<S> {
                 return Poll::Ready(this.end(Some(errno_of(&error))));
             }
             // The buffer is allocated only when the socket is readable.
-            let mut buffer = BytesMut::with_capacity(this.chunk);
+            let chunk = this.chunk.min(2 * this.memory.read_size());
+            let mut buffer = BytesMut::with_capacity(chunk);
             match this.socket.try_read(&mut buffer) {
                 Ok(0) => return Poll::Ready(this.end(None)),
                 Ok(count) => {
-                    if count == this.chunk {
+                    if count == chunk {
                         this.chunk = (this.chunk * 2).min(PREFERRED_CHUNK_SIZE);
                     } else if count < this.chunk / 4 {
                         this.chunk = (this.chunk / 2).max(MIN_CHUNK);

@@ -179,7 +179,7 @@ async fn ten_thousand_connections_at_a_time() {
 }
 
 /// The anonymous memory of a process, in KiB.
-fn memory(process: u32) -> u64 {
+pub(crate) fn memory(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:"));
     let number = line.unwrap().split_whitespace().nth(1).unwrap();

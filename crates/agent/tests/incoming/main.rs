@@ -19,6 +19,7 @@ mod faults;
 mod flows;
 mod link_loss;
 mod load;
+mod memory;
 mod mesh;
 mod mirror;
 mod programs;

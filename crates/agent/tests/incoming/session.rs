@@ -55,8 +55,16 @@ impl Session {
 
     /// Uses a connection to an agent, and sends Hello.
     pub(crate) async fn over(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+        Self::with_window(io, 256 * 1024).await
+    }
+
+    /// The same, with this flow-control window for each stream.
+    pub(crate) async fn with_window(
+        io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        window: u32,
+    ) -> Self {
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-            .initial_stream_window_size(256 * 1024)
+            .initial_stream_window_size(window)
             .initial_connection_window_size(i32::MAX.unsigned_abs())
             .handshake(TokioIo::new(io))
             .await
@@ -106,6 +114,21 @@ impl Session {
             }),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Opens a raw stream that sends nothing.
+    pub(crate) async fn open_stream(
+        &self,
+        path: &'static str,
+        headers: http::HeaderMap,
+    ) -> Response<Incoming> {
+        let body = StreamBody::new(futures_util::stream::pending::<Result<Frame<Bytes>, Status>>());
+        let mut request = Request::post(format!("http://agent{path}"))
+            .body(Body::new(body))
+            .expect("a request");
+        *request.headers_mut() = headers;
+        let response = self.sender.clone().send_request(request).await;
+        response.expect("the agent responds")
     }
 
     async fn accept(&self, subscription: u64) -> Result<OfferedConnection, Failure> {

@@ -94,11 +94,15 @@ impl AgentProcess {
     }
 
     pub(crate) async fn session(&self) -> Session {
+        Session::over(self.connect().await).await
+    }
+
+    pub(crate) async fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address)
             .await
             .expect("the agent listens");
         stream.set_nodelay(true).expect("it is a socket");
-        Session::over(stream).await
+        stream
     }
 
     pub(crate) fn pid(&self) -> u32 {

@@ -19,6 +19,7 @@ mod environment;
 mod faults;
 mod files;
 mod grant;
+mod memory;
 mod nameserver;
 mod namespaces;
 mod outgoing;

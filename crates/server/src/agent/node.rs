@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ::agent::{AllClaims, PatternVisibility};
+use ::agent::{AllClaims, Memory, PatternVisibility};
 use admission::{accept, raise_descriptor_limit};
 use anyhow::{Context, Result};
 use api::node::{NodeRequest, NodeResponse, ServedTarget, encode_message};
@@ -30,6 +30,8 @@ use super::operator_listener::{OperatorConnection, OperatorListener};
 use super::operator_requests::read_request;
 use super::port_reports::{filter_patterns, report_ports};
 
+/// Twice the default of an agent with one target.
+const BUFFER_MEMORY: usize = 128;
 /// How long a request and its response may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -47,6 +49,9 @@ pub(crate) struct NodeArguments {
     /// The log level on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: LevelFilter,
+    /// How much all agents of this node may buffer together, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = BUFFER_MEMORY)]
+    buffer_memory: usize,
 }
 
 pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
@@ -65,7 +70,7 @@ pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
         let probes = super::listen(arguments.listen_for_probes).await?;
         let address = listener.address()?;
         println!("listening on {address}");
-        let served = ServedTargets::at(address.ip());
+        let served = ServedTargets::at(address.ip(), Memory::of_mebibytes(arguments.buffer_memory));
         tokio::select! {
             () = serve(&listener, &served) => {}
             () = accept_probes(&probes) => {}

@@ -16,6 +16,7 @@ use super::body::Body;
 use super::head::{RequestScanner, RequestShape, Scan};
 use super::response::PassthroughReason;
 use super::upstream::{Route, UpstreamConnection};
+use crate::memory::Charge;
 use crate::port::Upstreams;
 use crate::relay::shutdown;
 use crate::settings::FailureReason;
@@ -48,6 +49,8 @@ pub(crate) struct Connection {
     body_timed_out: bool,
     /// `100 Continue` was sent to get the body that determines the route.
     sent_continue: bool,
+    /// For everything above that is buffered.
+    charge: Charge,
 }
 
 /// The parse state of the current request.
@@ -110,6 +113,7 @@ impl Connection {
         spare: Option<UpstreamConnection>,
     ) -> Self {
         Self {
+            charge: upstreams.holder.charge(0),
             upstreams,
             meta,
             client,
@@ -131,7 +135,12 @@ impl Connection {
     /// Serves the client until it disconnects. Rarely used futures are boxed, so that an idle connection is small.
     pub(crate) async fn serve(mut self) {
         loop {
-            let continues = match poll_fn(|context| self.poll(context)).await {
+            let polled = poll_fn(|context| {
+                let event = self.poll(context);
+                self.charge_buffers();
+                event
+            });
+            let continues = match polled.await {
                 Event::Switch => Box::pin(self.switch()).await,
                 Event::Failed(reason) => Box::pin(self.fall_back(reason)).await,
                 Event::UpstreamClosed => self.drop_closed_upstream(),
@@ -150,6 +159,13 @@ impl Connection {
                 return;
             }
         }
+    }
+
+    fn charge_buffers(&mut self) {
+        let upstream = self.upstream.as_ref();
+        let upstream = upstream.map_or(0, UpstreamConnection::buffered);
+        let buffered = self.input.capacity() + self.to_client.capacity() + upstream;
+        self.charge.resize(buffered);
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Event> {
@@ -396,7 +412,8 @@ impl Connection {
     /// Reads from the client. Body bytes are forwarded without buffering.
     fn read_client(&mut self, context: &mut Context<'_>) -> Step {
         let limit = self.upstreams.port.settings.replay_limit;
-        let read = poll_read(&mut self.client, context, |bytes, context| {
+        let size = self.upstreams.holder.memory().read_size();
+        let read = poll_read(&mut self.client, size, context, |bytes, context| {
             let mut rest = bytes;
             if let (RequestState::Body { body, .. }, Some(upstream), true) =
                 (&mut self.request, &mut self.upstream, self.input.is_empty())
@@ -443,7 +460,8 @@ impl Connection {
             &mut self.to_client,
             &mut upstream.responses,
         );
-        let read = poll_read(&mut upstream.stream, context, |bytes, context| {
+        let size = self.upstreams.holder.memory().read_size();
+        let read = poll_read(&mut upstream.stream, size, context, |bytes, context| {
             responses.observe(bytes);
             to_client.write(client, context, bytes)
         });

@@ -63,6 +63,11 @@ impl ResponseTracker {
         self.expected.push_back(kind);
     }
 
+    /// The size of the buffer.
+    pub(crate) fn buffered(&self) -> usize {
+        self.partial.capacity()
+    }
+
     /// Whether every request has a complete response.
     pub(crate) fn is_idle(&self) -> bool {
         self.expected.is_empty() && matches!(self.state, State::Head) && self.partial.is_empty()

@@ -127,6 +127,12 @@ impl UpstreamConnection {
         }
     }
 
+    /// The size of the buffers.
+    pub(crate) fn buffered(&self) -> usize {
+        let replay = self.replay.as_ref().map_or(0, BytesMut::capacity);
+        self.write_buffer.capacity() + replay + self.responses.buffered()
+    }
+
     /// Shuts the write direction down.
     pub(crate) fn end(&mut self, context: &mut Context<'_>) {
         if !self.write_ended && Pin::new(&mut self.stream).poll_shutdown(context).is_ready() {

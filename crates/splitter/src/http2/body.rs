@@ -10,11 +10,16 @@ use h2::{Reason, RecvStream, SendStream};
 use http::HeaderMap;
 
 use super::mirror::StreamMirror;
+use crate::memory::{Charge, Holder, InFlight, MeasuredStream};
 
 /// A client's request body, buffered for as long as it may have to be replayed.
 pub(super) struct RequestBody {
     stream: RecvStream,
-    /// All data that has been read. `None` if it exceeded the limit.
+    measured: MeasuredStream,
+    holder: Holder,
+    /// For data whose flow-control capacity has been released.
+    charge: Charge,
+    /// All data that has been read. `None` if it exceeded the limit, or if there was no memory for it.
     replay: Option<Vec<Bytes>>,
     replay_length: usize,
     limit: usize,
@@ -34,8 +39,16 @@ pub(super) enum Broken {
 }
 
 impl RequestBody {
-    pub(super) fn new(stream: RecvStream, limit: usize) -> Self {
+    pub(super) fn new(
+        mut stream: RecvStream,
+        limit: usize,
+        holder: &Holder,
+        in_flight: &Arc<InFlight>,
+    ) -> Self {
         Self {
+            measured: in_flight.add(&mut stream, holder),
+            holder: holder.clone(),
+            charge: holder.charge(0),
             stream,
             replay: Some(Vec::new()),
             replay_length: 0,
@@ -80,9 +93,10 @@ impl RequestBody {
                 Some(Err(_)) => return None,
                 Some(Ok(data)) => {
                     content.extend_from_slice(&data);
-                    // Inspected data must not block the rest of the body.
-                    let _ = self.stream.flow_control().release_capacity(data.len());
                     self.record(&data);
+                    // Inspected data must not block the rest of the body.
+                    self.measured.release(data.len());
+                    self.charge.resize(self.replay_length);
                     self.pending.push_back((data, true));
                 }
             }
@@ -108,8 +122,12 @@ impl RequestBody {
         }
         if let Some(replay) = &mut self.replay {
             self.replay_length += data.len();
-            if self.replay_length > self.limit {
+            if self.replay_length > self.limit || !self.charge.try_grow(data.len()) {
                 self.replay = None;
+                // What is pending has been released, and is sent next.
+                let pending = self.pending.iter().filter(|(_, is_released)| *is_released);
+                self.charge
+                    .resize(pending.map(|(data, _)| data.len()).sum());
             } else {
                 replay.push(data.clone());
             }
@@ -124,11 +142,11 @@ impl RequestBody {
         match self.stream.data().await {
             None => Ok(None),
             Some(Ok(data)) => {
+                self.record(&data);
                 // Buffered data must not use up the window: it may have to wait for another upstream.
                 let is_buffered = self.replay.is_some();
-                self.record(&data);
                 if is_buffered {
-                    let _ = self.stream.flow_control().release_capacity(data.len());
+                    self.measured.release(data.len());
                 }
                 Ok(Some((data, is_buffered)))
             }
@@ -152,8 +170,8 @@ impl RequestBody {
             let is_last = self.pending.is_empty() && self.stream.is_end_stream();
             let length = data.len();
             let progress = self.progress.clone();
-            let flow = (!is_released).then(|| self.stream.flow_control().clone());
-            send_data(to, data, is_last, flow).await?;
+            let measured = (!is_released).then_some(&mut self.measured);
+            send_data(to, data, is_last, &self.holder, measured).await?;
             progress.fetch_add(length as u64 + 1, Ordering::Relaxed);
             if is_last {
                 self.end_mirrors(None);
@@ -173,7 +191,10 @@ impl RequestBody {
 pub(super) async fn forward(
     from: &mut RecvStream,
     to: &mut SendStream<Bytes>,
+    holder: &Holder,
+    in_flight: &Arc<InFlight>,
 ) -> Result<(), Broken> {
+    let mut measured = in_flight.add(from, holder);
     loop {
         let next = tokio::select! {
             biased;
@@ -186,8 +207,7 @@ pub(super) async fn forward(
         };
         let data = data.map_err(|error| Broken::Sender(reason(&error)))?;
         let is_last = from.is_end_stream();
-        let flow = from.flow_control().clone();
-        send_data(to, data, is_last, Some(flow)).await?;
+        send_data(to, data, is_last, holder, Some(&mut measured)).await?;
         if is_last {
             return Ok(());
         }
@@ -199,7 +219,8 @@ pub(super) async fn send_data(
     to: &mut SendStream<Bytes>,
     mut data: Bytes,
     is_last: bool,
-    mut flow: Option<h2::FlowControl>,
+    holder: &Holder,
+    mut sender: Option<&mut MeasuredStream>,
 ) -> Result<(), Broken> {
     loop {
         to.reserve_capacity(data.len());
@@ -212,14 +233,14 @@ pub(super) async fn send_data(
                 None => return Err(Broken::Receiver(reset_reason(to).await)),
             }
         };
-        let part = data.split_to(capacity);
+        let part = holder.keep(data.split_to(capacity));
         let length = part.len();
         let ends = is_last && data.is_empty();
         if to.send_data(part, ends).is_err() {
             return Err(Broken::Receiver(reset_reason(to).await));
         }
-        if let Some(flow) = &mut flow {
-            let _ = flow.release_capacity(length);
+        if let Some(sender) = &mut sender {
+            sender.release(length);
         }
         if data.is_empty() {
             return Ok(());

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::{Future as _, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,11 +16,11 @@ use tokio::sync::{Notify, OnceCell};
 use tokio::time::{Instant, timeout};
 
 use super::mirror::ClientBudget;
-use super::{
-    CONNECTION_WINDOW, MAX_CONCURRENT_STREAMS, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE, STREAM_WINDOW,
-};
+use super::windows::{AdaptiveWindows, Windows};
+use super::{MAX_CONCURRENT_STREAMS, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE, MAX_SEND_BUFFER};
 use crate::claims::{ActiveClaim, CachedFlag};
 use crate::http1::upstream::{Route, UpstreamConnection};
+use crate::memory::{Holder, InFlight, MeasuredReader};
 use crate::port::Upstreams;
 use crate::settings::FailureReason;
 use crate::stream::{BoxStream, ConnectionMeta};
@@ -27,11 +29,23 @@ use crate::stream::{BoxStream, ConnectionMeta};
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection that is opened on first use.
-type LazyConnection = Arc<OnceCell<SendRequest<Bytes>>>;
+type LazyConnection = Arc<OnceCell<OpenConnection>>;
+
+/// A connection to an upstream. Another client may use it later.
+#[derive(Clone)]
+struct OpenConnection {
+    send: SendRequest<Bytes>,
+    /// What measures the responses: that of the client that uses the connection.
+    user: Arc<Mutex<Arc<InFlight>>>,
+}
 
 /// The HTTP/2 upstream connections of one client.
 pub(super) struct Http2Connections {
     pub(super) upstreams: Upstreams,
+    /// What the client has sent, and what upstreams have sent.
+    pub(super) requests: Arc<InFlight>,
+    pub(super) responses: Arc<InFlight>,
+    windows: Windows,
     meta: ConnectionMeta,
     spare: Mutex<Option<UpstreamConnection>>,
     /// By the ID of the claim. `None` is the application.
@@ -46,8 +60,12 @@ impl Http2Connections {
         upstreams: Upstreams,
         meta: ConnectionMeta,
         spare: Option<UpstreamConnection>,
+        windows: Windows,
     ) -> Self {
         Self {
+            requests: Arc::default(),
+            responses: Arc::default(),
+            windows,
             upstreams,
             meta,
             spare: Mutex::new(spare),
@@ -55,6 +73,11 @@ impl Http2Connections {
             application_closed: Arc::default(),
             mirror_budgets: Mutex::default(),
         }
+    }
+
+    /// What the client's memory is charged to.
+    pub(super) fn holder(&self) -> &Holder {
+        &self.upstreams.holder
     }
 
     /// Returns a connection on which a stream can be opened. Opens it if necessary.
@@ -67,7 +90,7 @@ impl Http2Connections {
                 open.entry(key).or_default().clone()
             };
             let connection = cell.get_or_try_init(|| self.connect(route)).await?.clone();
-            if let Ok(send) = connection.ready().await {
+            if let Ok(send) = connection.send.ready().await {
                 return Ok(send);
             }
             self.remove(key, &cell);
@@ -121,7 +144,7 @@ impl Http2Connections {
         budget.clone()
     }
 
-    async fn connect(&self, route: &Route) -> Result<SendRequest<Bytes>, FailureReason> {
+    async fn connect(&self, route: &Route) -> Result<OpenConnection, FailureReason> {
         let spare = {
             let mut spare = self.spare.lock();
             spare.take_if(|upstream| upstream.route == *route)
@@ -132,8 +155,9 @@ impl Http2Connections {
             (None, Route::Claim(active)) => self.upstreams.open_claim(active, &self.meta).await?,
             (None, Route::Application) => {
                 let idle = self.upstreams.http2.as_ref().and_then(|pool| pool.take());
-                if let Some(send) = idle {
-                    return Ok(send);
+                if let Some(idle) = idle {
+                    *idle.user.lock() = Arc::clone(&self.responses);
+                    return Ok(idle);
                 }
                 let opened = self.upstreams.open_application(&self.meta).await;
                 opened.map_err(|_| FailureReason::Unreachable)?
@@ -142,7 +166,7 @@ impl Http2Connections {
         let closed = route
             .is_application()
             .then(|| self.application_closed.clone());
-        let started = start(upstream.stream, closed, self.extended_connect(route));
+        let started = self.start(upstream.stream, closed, self.extended_connect(route));
         let response_timeout = match route {
             Route::Claim(active) => active.response_timeout(settings),
             Route::Application => None,
@@ -154,6 +178,58 @@ impl Http2Connections {
             None => started.await,
         };
         send.map_err(|_| FailureReason::NoResponse)
+    }
+
+    /// Starts HTTP/2 on a stream, and spawns its connection task. Detects extended CONNECT if that is not known yet.
+    async fn start(
+        &self,
+        stream: BoxStream,
+        closed: Option<Arc<Notify>>,
+        extended_connect: &CachedFlag,
+    ) -> Result<OpenConnection, h2::Error> {
+        let user = Arc::new(Mutex::new(Arc::clone(&self.responses)));
+        let measured = Arc::clone(&user);
+        let memory = self.holder().memory();
+        let stream = MeasuredReader::new(stream, memory, move || Arc::clone(&measured.lock()));
+        let (send, mut connection) = h2::client::Builder::new()
+            .initial_window_size(self.windows.stream)
+            .initial_connection_window_size(self.windows.connection)
+            .max_send_buffer_size(MAX_SEND_BUFFER)
+            .max_frame_size(MAX_FRAME_SIZE)
+            .max_header_list_size(MAX_HEADER_LIST_SIZE)
+            .initial_max_send_streams(MAX_CONCURRENT_STREAMS as usize)
+            .enable_push(false)
+            .handshake::<_, Bytes>(stream)
+            .await?;
+        let ping_pong = connection.ping_pong();
+        // The end of a connection is only reported if the connection has been used.
+        let is_used = Arc::new(AtomicBool::new(false));
+        let was_used = is_used.clone();
+        let mut windows = AdaptiveWindows::new(self.windows);
+        let responses = user.clone();
+        tokio::spawn(async move {
+            let ended = poll_fn(|context| {
+                let ended = Pin::new(&mut connection).poll(context);
+                let stalled = responses.lock().total();
+                if windows.adapt(stalled, &mut connection) {
+                    context.waker().wake_by_ref();
+                }
+                ended
+            });
+            if let Err(error) = ended.await {
+                tracing::debug!(%error, "HTTP/2 upstream connection ended");
+            }
+            if let Some(closed) = closed.filter(|_| was_used.load(Ordering::Relaxed)) {
+                closed.notify_one();
+            }
+        });
+        if let (None, Some(mut ping_pong)) = (extended_connect.get(), ping_pong) {
+            // The server's settings arrive before its PING response.
+            ping_pong.ping(Ping::opaque()).await?;
+            extended_connect.set(send.is_extended_connect_protocol_enabled());
+        }
+        is_used.store(true, Ordering::Relaxed);
+        Ok(OpenConnection { send, user })
     }
 
     /// Waits until the application has closed its connection.
@@ -171,12 +247,14 @@ impl Http2Connections {
             return;
         };
         // The application may have been replaced by another version.
-        let is_supported = connection.is_extended_connect_protocol_enabled();
+        let is_supported = connection.send.is_extended_connect_protocol_enabled();
         self.upstreams.port.extended_connect.set(is_supported);
         if let Some(pool) = &self.upstreams.http2 {
+            let settings = &self.upstreams.port.settings;
             pool.put(
                 connection.clone(),
-                self.upstreams.port.settings.idle_timeout,
+                settings.idle_timeout,
+                settings.max_idle_connections,
             );
         }
     }
@@ -189,58 +267,30 @@ fn key(route: &Route) -> Option<u64> {
     }
 }
 
-/// Starts HTTP/2 on a stream, and spawns its connection task. Detects extended CONNECT if that is not known yet.
-async fn start(
-    stream: BoxStream,
-    closed: Option<Arc<Notify>>,
-    extended_connect: &CachedFlag,
-) -> Result<SendRequest<Bytes>, h2::Error> {
-    let (send, mut connection) = h2::client::Builder::new()
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_frame_size(MAX_FRAME_SIZE)
-        .max_header_list_size(MAX_HEADER_LIST_SIZE)
-        .initial_max_send_streams(MAX_CONCURRENT_STREAMS as usize)
-        .enable_push(false)
-        .handshake::<_, Bytes>(stream)
-        .await?;
-    let ping_pong = connection.ping_pong();
-    // The end of a connection is only reported if the connection has been used.
-    let is_used = Arc::new(AtomicBool::new(false));
-    let was_used = is_used.clone();
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "HTTP/2 upstream connection ended");
-        }
-        if let Some(closed) = closed.filter(|_| was_used.load(Ordering::Relaxed)) {
-            closed.notify_one();
-        }
-    });
-    if let (None, Some(mut ping_pong)) = (extended_connect.get(), ping_pong) {
-        // The server's settings arrive before its PING response.
-        ping_pong.ping(Ping::opaque()).await?;
-        extended_connect.set(send.is_extended_connect_protocol_enabled());
-    }
-    is_used.store(true, Ordering::Relaxed);
-    Ok(send)
-}
-
 /// Idle HTTP/2 connections to the application.
 #[derive(Default)]
 pub(crate) struct Pool {
-    idle: Mutex<Vec<(Instant, SendRequest<Bytes>)>>,
+    idle: Mutex<Vec<(Instant, OpenConnection)>>,
 }
 
 impl Pool {
-    fn take(&self) -> Option<SendRequest<Bytes>> {
+    fn take(&self) -> Option<OpenConnection> {
         let mut idle = self.idle.lock();
-        idle.pop().map(|(_, send)| send)
+        idle.pop().map(|(_, connection)| connection)
     }
 
-    fn put(self: &Arc<Self>, send: SendRequest<Bytes>, idle_timeout: Duration) {
+    fn put(
+        self: &Arc<Self>,
+        connection: OpenConnection,
+        idle_timeout: Duration,
+        max_connections: usize,
+    ) {
         let now = Instant::now();
         let mut idle = self.idle.lock();
-        idle.push((now, send));
+        if idle.len() >= max_connections {
+            idle.remove(0);
+        }
+        idle.push((now, connection));
         drop(idle);
         let pool = Arc::downgrade(self);
         tokio::spawn(async move {

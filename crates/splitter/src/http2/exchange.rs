@@ -45,7 +45,9 @@ pub(super) async fn exchange(
 ) {
     let (parts, body) = request.into_parts();
     let settings = &connections.upstreams.port.settings;
-    let mut body = RequestBody::new(body, settings.replay_limit.max(settings.body_limit));
+    let limit = settings.replay_limit.max(settings.body_limit);
+    let (holder, in_flight) = (connections.holder(), &connections.requests);
+    let mut body = RequestBody::new(body, limit, holder, in_flight);
     let selected = select_stream_route(&connections, &parts, &mut body, &mut respond).await;
     let (mut route, mirrors) = selected;
     let is_empty = body.is_empty();
@@ -156,7 +158,11 @@ async fn attempt(
         why,
         may_have_been_processed: false,
     };
-    let mut connection = connections.ready(route).await.map_err(not_sent)?;
+    let mut connection = tokio::select! {
+        biased;
+        ready = connections.ready(route) => ready.map_err(not_sent)?,
+        _ = poll_fn(|context| respond.poll_reset(context)) => return Err(NoResponse::Cancelled),
+    };
     let is_empty = body.is_empty();
     let (response, mut to_upstream) = connection
         .send_request(clone_head(parts), is_empty)
@@ -181,7 +187,7 @@ async fn attempt(
             return Err(NoResponse::Failed { why: FailureReason::Timeout, may_have_been_processed: true });
         }
     };
-    forward_response(response, respond, sending, sent).await;
+    forward_response(connections, response, respond, sending, sent).await;
     Ok(())
 }
 
@@ -231,6 +237,7 @@ fn poll_response(pending: &mut ResponseFuture, context: &mut Context<'_>) -> Pol
 
 /// Forwards a response while the rest of the request is sent.
 async fn forward_response(
+    connections: &Http2Connections,
     response: Response<RecvStream>,
     respond: &mut SendResponse<Bytes>,
     mut sending: Pin<&mut impl Future<Output = Result<(), Broken>>>,
@@ -245,7 +252,8 @@ async fn forward_response(
         if is_empty {
             Ok(())
         } else {
-            forward(&mut body, &mut to_client).await
+            let (holder, in_flight) = (connections.holder(), &connections.responses);
+            forward(&mut body, &mut to_client, holder, in_flight).await
         }
     });
     let mut has_received = false;

@@ -25,7 +25,7 @@ use crate::settings::{Notice, Settings};
 /// Approximate memory of a part of a stream, without its data.
 const PART_OVERHEAD: usize = 64;
 /// Approximate memory of a stream, without its body.
-const STREAM_OVERHEAD: usize = 1024;
+const STREAM_OVERHEAD: usize = 8 * 1024;
 
 /// Counts the bytes that are buffered for mirrors of one client's streams to one session.
 #[derive(Debug)]
@@ -135,7 +135,9 @@ impl Delivery {
                 match self.parts.recv().await.ok_or(())? {
                     Part::Data(data) => {
                         let length = data.len();
-                        let sent = send_data(&mut stream, data, false, None).await;
+                        let sent =
+                            send_data(&mut stream, data, false, self.connections.holder(), None)
+                                .await;
                         self.budget.release(length + PART_OVERHEAD);
                         sent.map_err(drop)?;
                     }

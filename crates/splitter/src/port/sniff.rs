@@ -38,6 +38,7 @@ pub(super) async fn sniff(
 ) -> Option<Sniffed> {
     let settings = &upstreams.port.settings;
     let mut sniffer = Sniffer {
+        read_size: settings.memory.read_size(),
         have_certificates,
         bytes: BytesMut::new(),
         opening: None,
@@ -109,6 +110,7 @@ pub(super) async fn sniff(
 }
 
 struct Sniffer<'a> {
+    read_size: usize,
     have_certificates: bool,
     bytes: BytesMut,
     opening: Option<BoxFuture<'a, Option<UpstreamConnection>>>,
@@ -123,7 +125,7 @@ struct Sniffer<'a> {
 impl Sniffer<'_> {
     fn poll_client(&mut self, client: &mut BoxStream, context: &mut Context<'_>) -> Poll<Protocol> {
         loop {
-            let read = poll_read(client, context, |bytes, _| {
+            let read = poll_read(client, self.read_size, context, |bytes, _| {
                 self.bytes.extend_from_slice(bytes);
             });
             match read {
@@ -144,7 +146,7 @@ impl Sniffer<'_> {
             return Poll::Pending;
         };
         let mut first = BytesMut::new();
-        let read = poll_read(&mut upstream.stream, context, |bytes, _| {
+        let read = poll_read(&mut upstream.stream, self.read_size, context, |bytes, _| {
             first.extend_from_slice(bytes);
         });
         if read.is_ready() && is_http2_settings(&first) {

@@ -15,8 +15,8 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use splitter::{
-    BoxFuture, BoxStream, Claim, ClaimGuard, ConnectionMeta, Destination, Filter, Mode, Notice,
-    NoticeHandler, OnConflict, Port, Settings,
+    BoxFuture, BoxStream, Claim, ClaimGuard, ConnectionMeta, Destination, Filter, Memory, Mode,
+    Notice, NoticeHandler, OnConflict, Port, Settings,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::sync::mpsc;
@@ -270,6 +270,7 @@ pub(crate) struct TestPort {
     pub(crate) port: Arc<Port>,
     pub(crate) application: Arc<TestUpstream>,
     pub(crate) notices: NoticeLog,
+    pub(crate) memory: Memory,
 }
 
 impl TestPort {
@@ -282,6 +283,7 @@ impl TestPort {
         change(&mut settings);
         let application = TestUpstream::new("application", application);
         Self {
+            memory: settings.memory.clone(),
             port: Arc::new(Port::new(
                 Arc::new(ToUpstream(application.clone())),
                 settings,

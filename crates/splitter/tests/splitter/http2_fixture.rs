@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
@@ -10,11 +10,12 @@ use h2::ext::Protocol;
 use h2::{Reason, RecvStream};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use splitter::{
-    BoxFuture, BoxStream, ClaimGuard, ConnectionMeta, Destination, Filter, Mode, OnConflict, Port,
-    Settings,
+    BoxFuture, BoxStream, ClaimGuard, ConnectionMeta, Destination, Filter, Memory, Mode,
+    OnConflict, Port, Settings,
 };
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::io::InspectReader;
 
 use super::fixture::{NoticeLog, claim, meta};
@@ -213,6 +214,8 @@ pub(crate) struct Http2TestPort {
     /// How many client connections have ended.
     pub(crate) ended: Arc<watch::Sender<usize>>,
     pub(crate) notices: NoticeLog,
+    memory: Memory,
+    clients: Mutex<JoinSet<()>>,
     guards: Vec<ClaimGuard>,
 }
 
@@ -240,7 +243,10 @@ impl Http2TestPort {
     ) -> Self {
         let mut settings = Settings::default();
         change(&mut settings);
+        let memory = settings.memory.clone();
         let mut fixture = Self {
+            memory,
+            clients: Mutex::default(),
             port: Arc::new(Port::new(Arc::new(ToHttp2(application.clone())), settings)),
             application,
             alice: alice.clone(),
@@ -274,11 +280,21 @@ impl Http2TestPort {
     pub(crate) fn stream(&self) -> DuplexStream {
         let (client, served) = tokio::io::duplex(64 * 1024);
         let (port, ended) = (self.port.clone(), Arc::clone(&self.ended));
-        tokio::spawn(async move {
+        self.clients.lock().unwrap().spawn(async move {
             port.serve(Box::new(served), meta()).await;
             ended.send_modify(|ended| *ended += 1);
         });
         client
+    }
+
+    /// Ends all connections of clients.
+    pub(crate) fn disconnect_all(&self) {
+        self.clients.lock().unwrap().abort_all();
+    }
+
+    /// The budget of the port.
+    pub(crate) fn memory(&self) -> Memory {
+        self.memory.clone()
     }
 
     pub(crate) async fn connect(&self) -> SendRequest<Bytes> {

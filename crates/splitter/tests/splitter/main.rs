@@ -22,6 +22,8 @@ mod http1;
 mod http2;
 /// HTTP/2 upstreams and clients for tests.
 mod http2_fixture;
+/// Hostile clients, and the budget for what is buffered.
+mod memory;
 /// Mirrors never slow the mirrored traffic.
 mod mirror;
 /// Real servers and clients over the loopback interface.

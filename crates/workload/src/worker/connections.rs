@@ -11,6 +11,8 @@ use super::{Numbers, time_each};
 use crate::target::LAST;
 
 const BLOCK: usize = 256 * 1024;
+/// A request without a response in this time has failed.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) fn connect_and_echo(address: SocketAddr, count: usize) -> Result<Numbers> {
     let seconds = time_each(count, |_| echo(&mut TcpStream::connect(address)?))?;
@@ -119,6 +121,26 @@ pub(super) fn http2(address: SocketAddr, length: usize) -> Result<Numbers> {
     let runtime = tokio::runtime::Runtime::new()?;
     let seconds = runtime.block_on(crate::http2::fetch(address, length))?;
     Ok(Numbers::from([("seconds", vec![seconds])]))
+}
+
+/// Each takes as long as it takes to connect and to receive a response.
+pub(super) fn http2_each(address: SocketAddr, count: usize) -> Result<Numbers> {
+    let runtime = tokio::runtime::Runtime::new()?;
+    let seconds = time_each(count, |_| {
+        runtime.block_on(crate::http2::get(address, REQUEST_TIMEOUT))
+    })?;
+    Ok(Numbers::from([("seconds", seconds)]))
+}
+
+/// Returns when all clients are stalled. They are, until the runtime ends.
+pub(super) fn stall(
+    address: SocketAddr,
+    clients: usize,
+    streams: usize,
+) -> Result<tokio::runtime::Runtime> {
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(crate::http2::stall(address, clients, streams))?;
+    Ok(runtime)
 }
 
 pub(super) fn hold(

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::agent::{Agent, AllClaims, process_of_container};
+use ::agent::{Agent, AllClaims, Memory, process_of_container};
 use admission::Admission;
 use anyhow::{Context, Result, bail};
 use api::node::{ServeExit, ServeRequest, ServedTarget};
@@ -33,6 +33,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct ServedTargets {
     /// The address on which clients connect, with one port for each target.
     address: IpAddr,
+    /// The budget of all targets together.
+    memory: Memory,
     entries: Arc<Mutex<BTreeMap<String, Entry>>>,
     /// All targets share the permits of unauthenticated connections, which bounds them for the whole process.
     admission: Admission,
@@ -50,9 +52,10 @@ struct Entry {
 }
 
 impl ServedTargets {
-    pub(super) fn at(address: IpAddr) -> Self {
+    pub(super) fn at(address: IpAddr, memory: Memory) -> Self {
         Self {
             address,
+            memory,
             entries: Arc::default(),
             admission: Admission::new(LIMITS),
         }
@@ -71,9 +74,10 @@ impl ServedTargets {
             None => Grant::default(),
         };
         // Blocking: it reads `/proc` of every process.
+        let memory = self.memory.clone();
         let agent = tokio::task::spawn_blocking(move || -> Result<Agent> {
             let process = process_of_container(&container)?;
-            Ok(Agent::for_process_with_grant(process, &grant)?)
+            Ok(Agent::for_process_with_grant(process, &grant)?.with_memory(memory))
         })
         .await??;
         agent.check().await?;

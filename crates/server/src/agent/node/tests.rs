@@ -24,7 +24,8 @@ impl Node {
         let listener = OperatorListener::bind(listen, acceptor).await.unwrap();
         let address = listener.address().unwrap();
         tokio::spawn(async move {
-            serve(&listener, &ServedTargets::at(address.ip())).await;
+            let served = ServedTargets::at(address.ip(), Memory::default());
+            serve(&listener, &served).await;
         });
         Self {
             address,
