@@ -72,8 +72,9 @@ struct OperatorArguments {
     /// The address of /healthz and /readyz
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:8081")]
     listen_for_probes: SocketAddr,
+    // The default is not 8080, where the first version of the chart has its probes.
     /// The address of /metrics
-    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8080")]
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8082")]
     listen_for_metrics: SocketAddr,
     /// The namespace of targets that are named without one
     #[arg(long, value_name = "NAME", default_value = "default")]
