@@ -1,0 +1,1 @@
+//! Sign-in for web pages and programs: OIDC, Kubernetes tokens and one-time tokens.
