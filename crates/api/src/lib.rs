@@ -9,6 +9,8 @@
 //! | [`connect`] | connect parameters of a client, and the agent endpoints that the operator sends back |
 //! | [`data`] | database branches and queue splits of a session |
 //! | [`feature`] | the features that an operator advertises |
+//! | [`hub`] | the HTTP API of a hub, and its messages to and from tunnel agents |
+//! | [`managed_cluster`] | the registry of a hub |
 //! | [`multicluster`] | the parent object of a session over several clusters |
 //! | [`node`] | the protocol between the operator and agents: serve, list, grant, ports, end |
 //! | [`operator`] | the object `mirrordoperators/operator`: version, features, running sessions |
@@ -19,6 +21,8 @@
 pub mod connect;
 pub mod data;
 pub mod feature;
+pub mod hub;
+pub mod managed_cluster;
 pub mod multicluster;
 pub mod node;
 pub mod operator;
@@ -29,6 +33,7 @@ pub mod target;
 pub use connect::{ConnectParameters, InvalidParameters, OnConcurrentSteal};
 pub use data::SessionData;
 pub use feature::Feature;
+pub use managed_cluster::{ManagedCluster, ManagedClusterSpec, ManagedClusterStatus};
 pub use multicluster::{
     MirrordMultiClusterSession, MirrordMultiClusterSessionSpec, MirrordMultiClusterSessionStatus,
 };
