@@ -1,4 +1,4 @@
-//! The authorization code flow of OIDC, with PKCE: the redirect to the provider, and the check of what comes back.
+//! The authorization code flow of OIDC, with PKCE: the redirect to the provider, and the check of the provider's response.
 //!
 //! The browser keeps the flow in a sealed cookie meanwhile, so that any replica can complete it. That cookie is `SameSite=Lax`:
 //! the provider's redirect is a request from another site.
