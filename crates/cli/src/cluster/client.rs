@@ -22,7 +22,7 @@ use super::address::HubAddress;
 use super::error::{self, HubError, Operation};
 use super::store::{Credential, Login};
 use super::token::Token;
-use super::trust::{Pin, Verifier};
+use super::trust::Verifier;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -73,11 +73,6 @@ impl HubClient {
     /// Only the TLS handshake: whether the hub's certificate is trusted. Sends no token.
     pub(super) async fn check_trust(&self) -> Result<(), HubError> {
         self.connect().await.map(drop)
-    }
-
-    /// The pin of the key that the hub has shown in the last handshake.
-    pub(super) fn shown_pin(&self) -> Option<Pin> {
-        self.verifier.shown()
     }
 
     pub(super) async fn describe(&self) -> Result<HubDescription, HubError> {

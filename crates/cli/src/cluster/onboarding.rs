@@ -180,8 +180,8 @@ async fn register(arguments: &AddArguments, client: &HubClient) -> Result<Cluste
     };
     match client.post(path::CLUSTERS, &new, &error::ADD).await {
         Err(error) if error.status() == Some(StatusCode::CONFLICT) => {
-            let existing = client.get(&cluster_path(&new.name), &error::GET);
-            Ok(existing.await?)
+            let path = cluster_path(&new.name);
+            Ok(client.get(&path, &error::GET).await?)
         }
         cluster => Ok(cluster?),
     }

@@ -178,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    fn description(addresses: serde_json::Value) -> HubDescription {
+    fn description(addresses: &serde_json::Value) -> HubDescription {
         let mut description = json!({
             "version": "0.1.0", "agentUrl": null, "registrationUrl": null, "apiUrl": null,
             "serverCAHash": null, "caBundle": null, "agentChart": "oci://charts.example.com/standin-tunnel-agent",
@@ -189,7 +189,7 @@ mod tests {
         serde_json::from_value(description).unwrap()
     }
 
-    fn values(addresses: serde_json::Value) -> Result<Vec<String>> {
+    fn values(addresses: &serde_json::Value) -> Result<Vec<String>> {
         let description = description(addresses);
         let hub = "hub.example.com".parse().unwrap();
         let onboarding = Onboarding {
@@ -219,7 +219,7 @@ mod tests {
                   vec![format!("agent.serverCAHash={pin}")]),
         ];
         for (topology, addresses, expected) in table {
-            let values = values(addresses).unwrap();
+            let values = values(&addresses).unwrap();
             assert_eq!(
                 values[..2],
                 [
@@ -233,13 +233,13 @@ mod tests {
                 &format!("agent.registrationTokenSecretName={SECRET}")
             );
         }
-        let error = values(json!({})).unwrap_err().to_string();
+        let error = values(&json!({})).unwrap_err().to_string();
         assert!(error.contains("`agent.url`"), "{error}");
     }
 
     #[test]
     fn commands_are_quoted_for_a_shell() {
-        let description = description(json!({ "agentUrl": "wss://hub:8443/a,b" }));
+        let description = description(&json!({ "agentUrl": "wss://hub:8443/a,b" }));
         let hub = "hub:7000".parse().unwrap();
         let onboarding = Onboarding {
             cluster: "a",

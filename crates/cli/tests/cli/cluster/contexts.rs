@@ -166,7 +166,7 @@ fn users_who_may_not_list_clusters_name_theirs() {
 
 #[test]
 fn a_hub_without_an_authority_needs_one_for_kubectl() {
-    let hub = Hub::with_description(serde_json::json!({ "caBundle": null }));
+    let hub = Hub::with_description(&serde_json::json!({ "caBundle": null }));
     let standin = standin();
     standin.write("token", super::GOOD_TOKEN);
     let line = format!(

@@ -139,11 +139,11 @@ fn clusters() -> BTreeMap<String, Value> {
 impl Hub {
     /// A hub that names its authority.
     pub(super) fn start() -> Self {
-        Self::with_description(json!({}))
+        Self::with_description(&json!({}))
     }
 
     /// These fields of the description differ.
-    pub(super) fn with_description(changes: Value) -> Self {
+    pub(super) fn with_description(changes: &Value) -> Self {
         let identity = identity();
         let mut description = json!({
             "version": "0.1.0", "agentUrl": "wss://hub.example.com:8443", "registrationUrl": null,
