@@ -1,0 +1,274 @@
+//! `standin cluster add` and `token`: connect another cluster to a hub.
+
+mod instructions;
+
+use std::io::{self, IsTerminal as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use api::hub::{Cluster, ClusterState, NewCluster, RegistrationToken, TokenRequest, path};
+use axum::http::StatusCode;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use self::instructions::{Instructions, Onboarding};
+use super::client::{HubClient, cluster_path};
+use super::error::{self, HubError};
+use super::list::state_name;
+use super::{HubArguments, cluster_name};
+use crate::exec::Progress;
+
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+const DEFAULT_NAMESPACE: &str = "standin-tunnel-agent";
+
+#[derive(Debug, Args)]
+#[command(after_help = ADD_EXAMPLES)]
+pub(super) struct AddArguments {
+    /// The cluster's name at the hub. It may be registered already
+    #[arg(value_name = "NAME", value_parser = cluster_name)]
+    name: String,
+    /// A label for people and tools, such as `region=eu`; can be repeated
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    labels: Vec<(String, String)>,
+    /// Wait until the agent is connected
+    #[arg(long)]
+    wait: bool,
+    /// The longest time to wait, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 900, requires = "wait")]
+    timeout: u64,
+    /// The namespace for the agent in the new cluster
+    #[arg(long, value_name = "NAMESPACE", default_value = DEFAULT_NAMESPACE, value_parser = cluster_name)]
+    agent_namespace: String,
+    /// Your context of the new cluster, for the printed commands
+    #[arg(long, value_name = "CONTEXT")]
+    agent_context: Option<String>,
+    /// Print a token as well, for a machine on which this program is not installed
+    #[arg(long)]
+    print_token: bool,
+    /// How to print what to run
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
+    output: Output,
+    #[command(flatten)]
+    hub: HubArguments,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Text,
+    Json,
+}
+
+const ADD_EXAMPLES: &str = "\
+Examples:
+  # print what to run on the new cluster, and wait until it is connected
+  standin cluster add prod-eu --wait
+
+  # with the context of the new cluster in the printed commands
+  standin cluster add prod-eu --agent-context prod-eu-admin
+
+  # for a program
+  standin cluster add prod-eu --output json
+
+The agent registers with a token that is valid for one cluster, for 15 minutes and for one agent. The printed commands pipe it from
+`standin cluster token` into a Secret, so it is neither on the screen nor in the history of a shell. If the agent has to register
+again, delete the Secret and run them again.";
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  standin cluster token prod-eu | kubectl create secret generic standin-tunnel-agent-token \\
+    --namespace standin-tunnel-agent --from-file=token=/dev/stdin
+
+The token is valid for one cluster, for 15 minutes and for one agent. Used with the name of another cluster, it is lost.")]
+pub(super) struct TokenArguments {
+    /// The cluster, which is registered
+    #[arg(value_name = "NAME", value_parser = cluster_name)]
+    name: String,
+    /// Print JSON, with the time at which the token expires
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    hub: HubArguments,
+}
+
+/// The JSON output of `add`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Added<'added> {
+    cluster: &'added Cluster,
+    #[serde(flatten)]
+    instructions: &'added Instructions,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<&'added RegistrationToken>,
+}
+
+fn label(text: &str) -> Result<(String, String), &'static str> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("a label is KEY=VALUE, as in region=eu"),
+    }
+}
+
+pub(super) async fn add(arguments: &AddArguments) -> Result<ExitCode> {
+    let (login, client) = arguments.hub.connect().await?;
+    let name = &arguments.name;
+    let description = client.describe().await?;
+    let onboarding = Onboarding {
+        cluster: name,
+        hub: &login.address,
+        description: &description,
+        namespace: &arguments.agent_namespace,
+        context: arguments.agent_context.as_deref(),
+        pastes_token: arguments.print_token,
+    };
+    // Before the cluster is registered, since nothing could be run with an incomplete description.
+    let instructions = onboarding.instructions()?;
+    let cluster = register(arguments, &client).await?;
+    let token = match arguments.print_token {
+        true => Some(new_token(name, &client).await?),
+        false => None,
+    };
+    match arguments.output {
+        Output::Json if arguments.wait => {}
+        Output::Json => print_json(&cluster, &instructions, token.as_ref())?,
+        Output::Text => print!(
+            "{}",
+            instructions.text(&cluster, &login.address, token.as_ref())
+        ),
+    }
+    if !arguments.wait {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if cluster.state == ClusterState::Connected {
+        eprintln!("standin: {name} is connected already");
+    }
+    let connected = wait_until_connected(name, &client, arguments.timeout).await?;
+    match arguments.output {
+        Output::Json => print_json(&connected, &instructions, token.as_ref())?,
+        Output::Text => {
+            let context = format!("{}/{name}", login.address);
+            println!("{name} is connected");
+            println!(
+                "next: `standin cluster kubeconfig --cluster {name}`, then `kubectl --context {context} get pods`"
+            );
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_json(
+    cluster: &Cluster,
+    instructions: &Instructions,
+    token: Option<&RegistrationToken>,
+) -> Result<()> {
+    let added = Added {
+        cluster,
+        instructions,
+        token,
+    };
+    println!("{}", serde_json::to_string_pretty(&added)?);
+    Ok(())
+}
+
+/// Registers the cluster, unless it is registered.
+async fn register(arguments: &AddArguments, client: &HubClient) -> Result<Cluster> {
+    let new = NewCluster {
+        name: arguments.name.clone(),
+        labels: arguments.labels.iter().cloned().collect(),
+    };
+    match client.post(path::CLUSTERS, &new, &error::ADD).await {
+        Err(error) if error.status() == Some(StatusCode::CONFLICT) => {
+            let path = cluster_path(&new.name);
+            Ok(client.get(&path, &error::GET).await?)
+        }
+        cluster => Ok(cluster?),
+    }
+}
+
+async fn new_token(name: &str, client: &HubClient) -> Result<RegistrationToken> {
+    let request = TokenRequest {
+        cluster: name.to_owned(),
+    };
+    match client.post(path::TOKENS, &request, &error::TOKEN).await {
+        Err(error) => Err(client.explain_unknown(name, error).await),
+        Ok(token) => Ok(token),
+    }
+}
+
+pub(super) async fn token(arguments: &TokenArguments) -> Result<ExitCode> {
+    let (_, client) = arguments.hub.connect().await?;
+    let token = new_token(&arguments.name, &client).await?;
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&token)?);
+    } else if io::stdout().is_terminal() {
+        println!("{}", token.token);
+        eprintln!(
+            "standin: valid until {}, for {}",
+            token.expires_at.0, token.cluster
+        );
+    } else {
+        // Without a line end, which would become a part of a Secret.
+        print!("{}", token.token);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reports each change meanwhile. A hub that is away for a moment does not end it.
+async fn wait_until_connected(name: &str, client: &HubClient, seconds: u64) -> Result<Cluster> {
+    let progress = Progress::new(!io::stderr().is_terminal());
+    progress.step(format!("waiting for the agent of {name}"));
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let mut last = String::new();
+    loop {
+        let polled = timeout_at(deadline, client.get(&cluster_path(name), &error::GET)).await;
+        let now = match polled {
+            Ok(Ok(cluster)) if is_connected(&cluster) => {
+                progress.clear();
+                return Ok(cluster);
+            }
+            Ok(Ok(cluster)) => describe(&cluster),
+            Ok(Err(error)) if error.is_transient() => error_chain::error_chain(&error),
+            Ok(Err(error)) => {
+                progress.clear();
+                return Err(unknown_now(name, error));
+            }
+            Err(_) => last.clone(),
+        };
+        if now != last {
+            progress.rename(format!("waiting for the agent of {name}: {now}"));
+            if !io::stderr().is_terminal() {
+                eprintln!("standin: {name} is {now}");
+            }
+            last = now;
+        }
+        if Instant::now() + POLL_INTERVAL > deadline {
+            progress.clear();
+            bail!(
+                "{name} is not connected after {seconds} s ({last}); `kubectl logs` of the agent shows what it tries, and \
+                 `standin cluster list` what the hub knows"
+            );
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
+fn is_connected(cluster: &Cluster) -> bool {
+    cluster.state == ClusterState::Connected
+}
+
+fn unknown_now(name: &str, error: HubError) -> anyhow::Error {
+    match error.status() {
+        Some(StatusCode::NOT_FOUND) => anyhow::anyhow!("{name} was removed meanwhile"),
+        _ => error.into(),
+    }
+}
+
+fn describe(cluster: &Cluster) -> String {
+    let state = state_name(cluster.state);
+    match &cluster.message {
+        Some(message) => format!("{state}: {message}"),
+        None => state.to_owned(),
+    }
+}
