@@ -6,7 +6,7 @@
 //! | `store` | the logins of this user, one file for each hub |
 //! | `token` | the user's token for a hub, and when it expires |
 //! | `trust` | verifies a hub's certificate by authorities or by the pin of its key |
-//! | `client`, `error` | sends requests to a hub, and explains what went wrong |
+//! | `client`, `connection`, `error` | sends requests to a hub, also through a proxy, and explains what went wrong |
 //! | `login`, `credential` | `login`, `logout`, and the credential plugin for Kubernetes clients |
 //! | `kubeconfig` | writes contexts |
 //! | `list`, `onboarding`, `removal` | `list`; `add` and `token`; `revoke` and `remove` |
@@ -14,6 +14,7 @@
 
 mod address;
 mod client;
+mod connection;
 mod credential;
 mod error;
 mod kubeconfig;

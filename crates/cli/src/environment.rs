@@ -28,6 +28,10 @@ pub(crate) const NOT_SETTINGS: &[&str] = &[
 /// Any value but an empty one disables colours. See no-color.org.
 pub(crate) const NO_COLOR: &str = "NO_COLOR";
 pub(crate) const HOME: &str = "HOME";
+/// The proxy to servers with TLS, as `http://[USER:PASSWORD@]HOST:PORT`. Also in small letters.
+pub(crate) const HTTPS_PROXY: &str = "HTTPS_PROXY";
+/// Hosts that are reached without the proxy, separated by commas. Also in small letters.
+pub(crate) const NO_PROXY: &str = "NO_PROXY";
 /// The files that kubectl uses.
 pub(crate) const KUBECONFIG: &str = "KUBECONFIG";
 /// The folders in which a shell finds programs.

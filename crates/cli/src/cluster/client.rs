@@ -13,12 +13,12 @@ use hyper_util::rt::TokioIo;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::address::HubAddress;
+use super::connection;
 use super::error::{self, HubError, Operation};
 use super::store::{Credential, Login};
 use super::token::Token;
@@ -217,8 +217,7 @@ impl HubClient {
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, HubError> {
         let address = &self.address;
         let connected = timeout(CONNECT_TIMEOUT, async {
-            let target = (address.host.as_str(), address.port);
-            let stream = TcpStream::connect(target).await;
+            let stream = connection::connect(address).await;
             let stream = stream.map_err(|error| HubError::Unreachable(address.clone(), error))?;
             let name = ServerName::try_from(address.host.clone())
                 .map_err(|error| HubError::Connection(address.clone(), error.into()))?;

@@ -14,6 +14,7 @@ use clap::Args;
 use self::merge::{Entries, Plugin};
 use super::client::HubClient;
 use super::store::{Login, Store};
+use super::trust::Verifier;
 use super::{HubArguments, cluster_name};
 use crate::environment::{HOME, KUBECONFIG, PATH};
 
@@ -107,23 +108,29 @@ fn is_forbidden(error: &anyhow::Error) -> bool {
 
 /// The login with the authorities that the hub has now, since they may have been rotated.
 async fn with_current_authorities(mut login: Login, client: &HubClient) -> Result<Login> {
+    // With a public certificate, kubeconfigs need no authority.
+    if login.authorities.is_none() && login.pin.is_none() {
+        return Ok(login);
+    }
     let description = client.describe().await?;
-    match description.ca_bundle {
-        Some(current)
-            if login.authorities.is_some() && login.authorities.as_ref() != Some(&current) =>
-        {
-            super::trust::parse_authorities(&current)
-                .context("the authorities that the hub names")?;
-            login.authorities = Some(current);
-            Store::open()?.save(&login)?;
-        }
-        _ if login.authorities.is_none() && login.pin.is_some() => bail!(
+    if description.ca_bundle.is_some() && description.ca_bundle != login.authorities {
+        let named = description.ca_bundle.as_deref();
+        let verifier = Verifier::new(named, None).context("the authorities that the hub names")?;
+        let with_named = HubClient::new(login.address.clone(), verifier, None)?;
+        with_named
+            .check_trust()
+            .await
+            .context("the hub names authorities that did not sign its own certificate")?;
+        login.authorities = description.ca_bundle;
+        Store::open()?.save(&login)?;
+    }
+    if login.authorities.is_none() {
+        bail!(
             "you trust the hub {hub} by its pin, and Kubernetes clients need its authority, which the hub does not name; log in again: \
              `standin cluster login {url} --ca-file FILE`",
             hub = login.address,
             url = login.address.url()
-        ),
-        _ => {}
+        );
     }
     Ok(login)
 }

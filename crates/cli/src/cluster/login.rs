@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use api::hub::HubDescription;
 use axum::http::StatusCode;
 use clap::{ArgGroup, Args};
+use tokio_rustls::rustls::CertificateError;
 
 use super::HubArguments;
 use super::address::HubAddress;
@@ -169,7 +170,12 @@ async fn trusted_pin(address: &HubAddress, authorities: Option<&str>) -> Result<
     let HubError::Untrusted(_, problem, _, Some(shown)) = &error else {
         return Err(error.into());
     };
-    if authorities.is_some() || !prompt::is_possible() {
+    // A certificate that has expired, or is for another name, is a mistake that a pin would hide.
+    let is_unknown = matches!(
+        **problem,
+        CertificateError::UnknownIssuer | CertificateError::Other(_)
+    );
+    if authorities.is_some() || !is_unknown || !prompt::is_possible() {
         return Err(error.into());
     }
     eprintln!("The certificate of the hub {address} is not trusted by this machine: {problem}.");

@@ -11,7 +11,7 @@ use api::hub::{Cluster, ClusterState, NewCluster, RegistrationToken, TokenReques
 use axum::http::StatusCode;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::instructions::{Instructions, Onboarding};
 use super::client::{HubClient, cluster_path};
@@ -243,14 +243,14 @@ async fn wait_until_connected(name: &str, client: &HubClient, seconds: u64) -> R
             }
             last = now;
         }
-        if Instant::now() + POLL_INTERVAL > deadline {
+        if Instant::now() >= deadline {
             progress.clear();
             bail!(
                 "{name} is not connected after {seconds} s ({last}); `kubectl logs` of the agent shows what it tries, and \
                  `standin cluster list` what the hub knows"
             );
         }
-        sleep(POLL_INTERVAL).await;
+        sleep_until(deadline.min(Instant::now() + POLL_INTERVAL)).await;
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) struct Login {
     /// In PEM: the authorities that sign the hub's certificate. Without them, those of the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) authorities: Option<String>,
-    /// The pin of the hub's key, which is trusted whoever has signed its certificate.
+    /// The pin of the hub's key, which is trusted with any certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) pin: Option<Pin>,
     pub(super) credential: Credential,

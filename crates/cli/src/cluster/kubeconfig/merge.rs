@@ -141,30 +141,30 @@ mod tests {
             "\
 apiVersion: v1
 clusters:
-  - cluster:
-      certificate-authority-data: UEVN
-      server: https://hub.example.com:6443/clusters/prod-eu
-    name: hub.example.com/prod-eu
+- cluster:
+    certificate-authority-data: UEVN
+    server: https://hub.example.com:6443/clusters/prod-eu
+  name: hub.example.com/prod-eu
 contexts:
-  - context:
-      cluster: hub.example.com/prod-eu
-      user: hub.example.com
-    name: hub.example.com/prod-eu
+- context:
+    cluster: hub.example.com/prod-eu
+    user: hub.example.com
+  name: hub.example.com/prod-eu
 kind: Config
 users:
-  - name: hub.example.com
-    user:
-      exec:
-        apiVersion: client.authentication.k8s.io/v1
-        args:
-          - cluster
-          - credential
-          - --hub
-          - https://hub.example.com:6443
-        command: standin
-        installHint: Install standin, and log in with `standin cluster login`: its contexts need `standin cluster credential`.
-        interactiveMode: IfAvailable
-        provideClusterInfo: false
+- name: hub.example.com
+  user:
+    exec:
+      apiVersion: client.authentication.k8s.io/v1
+      args:
+      - cluster
+      - credential
+      - --hub
+      - https://hub.example.com:6443
+      command: standin
+      installHint: \"Install standin, and log in with `standin cluster login`: its contexts need `standin cluster credential`.\"
+      interactiveMode: IfAvailable
+      provideClusterInfo: false
 "
         );
     }
