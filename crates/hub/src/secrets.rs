@@ -89,6 +89,21 @@ impl SharedSecret {
         })
     }
 
+    /// The error for a value that cannot be used.
+    pub(crate) fn invalid(
+        &self,
+        key: &'static str,
+        hint: &'static str,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Error {
+        Error::InvalidSecret {
+            name: self.name.clone(),
+            key,
+            hint,
+            source: Box::new(source),
+        }
+    }
+
     async fn get(&self) -> Result<Secret> {
         let found = self.secrets.get_opt(&self.name).await;
         let found = found.action(format!("read the Secret {}", self.name))?;

@@ -108,11 +108,7 @@ impl TokenStore {
     }
 
     fn invalid(&self, error: serde_json::Error) -> Error {
-        Error::InvalidSecret {
-            name: self.secret.name().to_owned(),
-            key: TOKENS,
-            hint: "remove it, and create new tokens",
-            source: Box::new(error),
-        }
+        let hint = "remove it, and create new tokens";
+        self.secret.invalid(TOKENS, hint, error)
     }
 }

@@ -8,9 +8,6 @@ use authority::Facts;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// Authorities backdate certificates by this part of their lifetime, and by at most [`MAX_BACKDATING`].
-const BACKDATED_PART: i32 = 10;
-const MAX_BACKDATING: SignedDuration = SignedDuration::from_hours(1);
 /// Certificates have times in whole seconds.
 const PRECISION: SignedDuration = SignedDuration::from_secs(2);
 /// An agent has one certificate, and for a moment two. Others were lost, and are forgotten after this many.
@@ -29,14 +26,7 @@ pub(crate) fn is_revoked(cluster: &ManagedCluster, facts: &Facts) -> bool {
             .spec
             .revoked_before
             .as_ref()
-            .is_some_and(|before| issued_at(facts) + PRECISION < before.0)
-}
-
-/// When a certificate was issued. Its own start is earlier, because clocks differ.
-fn issued_at(facts: &Facts) -> Timestamp {
-    let total = facts.not_before.duration_until(facts.not_after);
-    let backdating = (total / (BACKDATED_PART + 1)).min(MAX_BACKDATING);
-    facts.not_before + backdating
+            .is_some_and(|before| facts.issued_at() + PRECISION < before.0)
 }
 
 /// Whether an agent of the cluster has to register, again or for the first time: no certificate is accepted any more.
