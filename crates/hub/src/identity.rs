@@ -64,6 +64,21 @@ impl Refusal {
         }
     }
 
+    /// The cluster of a certificate that an authority of the hub has signed.
+    pub(crate) fn cluster(&self) -> Option<&str> {
+        match self {
+            Self::Expired { cluster, .. }
+            | Self::NotYetValid { cluster, .. }
+            | Self::NotRegistered { cluster }
+            | Self::Revoked { cluster } => Some(cluster),
+            Self::AnotherCluster { certified, .. } => Some(certified),
+            Self::NoCertificate { .. }
+            | Self::Unreadable(_)
+            | Self::ForeignAuthority(_)
+            | Self::NotOfClient => None,
+        }
+    }
+
     fn hint(&self) -> &'static str {
         const REGISTER: &str = "register again: empty the Secret of the agent's certificate, and give the agent a new token \
             (`standin cluster token`)";

@@ -19,9 +19,9 @@ const CONFLICT: u16 = 409;
 const MAX_ATTEMPTS: usize = 20;
 
 /// Whether a cluster could be added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum Added {
-    New,
+    New(Box<ManagedCluster>),
     Existed,
 }
 
@@ -47,7 +47,7 @@ impl Registry {
             object.metadata.labels = Some([label].into());
         }
         match self.objects.create(&PostParams::default(), &object).await {
-            Ok(_) => Ok(Added::New),
+            Ok(created) => Ok(Added::New(Box::new(created))),
             Err(kube::Error::Api(status)) if status.code == CONFLICT => Ok(Added::Existed),
             Err(error) => Err(error).action(format!("create the ManagedCluster {name}")),
         }
