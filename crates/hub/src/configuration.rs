@@ -10,7 +10,9 @@ use jiff::SignedDuration;
 use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::time::sleep;
+use tunnel::{AcceptorSettings, Limits};
 
+use crate::authenticate::OidcSettings;
 use crate::error::{Error, Result};
 
 /// The kubelet takes up to a minute to update a mounted file anyway.
@@ -27,6 +29,8 @@ pub(crate) struct Configuration {
     /// The clusters that may dial in, besides those that are registered at run time.
     pub(crate) clusters: Vec<ClusterEntry>,
     pub(crate) agent: AgentConfiguration,
+    /// How users prove who they are. A change takes effect when a replica starts.
+    pub(crate) authentication: AuthenticationConfiguration,
     /// The address for Kubernetes clients, such as `https://hub.example.com:6443`.
     #[serde(rename = "apiURL")]
     pub(crate) api_url: Option<String>,
@@ -47,6 +51,18 @@ pub(crate) struct ClusterEntry {
 
 fn default_backend() -> String {
     BACKEND.to_owned()
+}
+
+/// The credentials of users that are accepted, besides tokens of the hub's cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct AuthenticationConfiguration {
+    /// The audiences of accepted tokens of the hub's cluster. Without any, those of its API server.
+    pub(crate) audiences: Vec<String>,
+    pub(crate) oidc: Vec<OidcSettings>,
+    /// A file with the authorities of client certificates, in PEM.
+    #[serde(rename = "clientCAFile")]
+    pub(crate) client_authorities: Option<PathBuf>,
 }
 
 /// What agents need, and what they may do.
@@ -118,17 +134,26 @@ impl Default for RateConfiguration {
 impl Default for TunnelLimits {
     fn default() -> Self {
         Self {
-            streams: 1000,
-            new_streams_per_second: 500,
-            bytes_in_flight: 64 * 1024 * 1024,
+            streams: 4096,
+            new_streams_per_second: 2000,
+            bytes_in_flight: 256 * 1024 * 1024,
             resume_window_secs: 30,
         }
     }
 }
 
 impl TunnelLimits {
-    pub(crate) fn resume_window(&self) -> Duration {
-        Duration::from_secs(self.resume_window_secs.into())
+    /// The settings of the hub's end of tunnels.
+    pub(crate) fn acceptor(&self) -> AcceptorSettings {
+        AcceptorSettings {
+            max_resume_window: Duration::from_secs(self.resume_window_secs.into()),
+            limits: Limits {
+                streams: self.streams,
+                new_streams_per_second: self.new_streams_per_second,
+                bytes_in_flight: self.bytes_in_flight,
+            },
+            ..AcceptorSettings::default()
+        }
     }
 }
 
@@ -348,7 +373,7 @@ mod tests {
             agent.certificate_lifetime(),
             SignedDuration::from_hours(90 * 24)
         );
-        assert_eq!(agent.limits.resume_window(), Duration::from_secs(30));
+        assert_eq!(agent.limits.acceptor().max_resume_window, Duration::from_secs(30));
     }
 
     #[test]

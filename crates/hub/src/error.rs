@@ -58,6 +58,10 @@ pub enum Error {
     NotRegistered { name: String },
     #[error("the certificates of the cluster {name} are revoked; register its agent with a new token")]
     Revoked { name: String },
+    #[error("the certificate of the cluster {name} has expired; register its agent with a new token")]
+    Expired { name: String },
+    #[error("`authentication` of the configuration cannot be used")]
+    Authentication(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the system has no random numbers")]
     NoRandomness,
     #[error("{0}: this replica needs that task and must be restarted")]

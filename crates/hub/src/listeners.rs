@@ -24,7 +24,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use crate::Hub;
-use crate::api::{self, Client};
+use crate::http_api::{self, Client};
 
 /// The permits of connections without an authenticated request. All connections of an ingress are from few addresses.
 pub(crate) const LIMITS: Limits = Limits {
@@ -114,7 +114,7 @@ async fn serve_stream(
     let authenticated = Arc::clone(&client.authenticated);
     let service = service_fn(move |request: Request<Incoming>| {
         let (hub, client) = (Arc::clone(&hub), client.clone());
-        async move { Ok::<_, Infallible>(api::respond(&hub, &client, request).await) }
+        async move { Ok::<_, Infallible>(http_api::respond(&hub, &client, request).await) }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder

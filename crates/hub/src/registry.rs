@@ -6,6 +6,7 @@ mod writes;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::managed_cluster::ManagedCluster;
 use error_chain::error_chain;
@@ -14,9 +15,11 @@ use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
+use tokio::time::sleep;
 
 pub(crate) use self::decisions::{is_revoked, needs_registration};
 pub(crate) use self::writes::{Added, is_from_values};
+use crate::Hub;
 use crate::background::Background;
 
 /// All registered clusters by name.
@@ -58,6 +61,31 @@ impl Registry {
         let mut clusters = self.clusters.clone();
         clusters.mark_changed();
         clusters
+    }
+}
+
+/// How often objects are compared with the values, in case one was deleted by hand.
+const VALUES_INTERVAL: Duration = Duration::from_secs(300);
+const RETRY_DELAY: Duration = Duration::from_secs(10);
+
+/// Makes objects of the clusters in the chart's values, whenever those change. Never returns.
+pub(crate) async fn follow_values(hub: Arc<Hub>) {
+    let mut configuration = hub.configuration.clone();
+    loop {
+        let entries = configuration.borrow_and_update().clusters.clone();
+        let delay = match hub.registry.reconcile_values(&entries).await {
+            Ok(()) => VALUES_INTERVAL,
+            Err(error) => {
+                tracing::warn!(error = error_chain(&error), "clusters of values not written");
+                RETRY_DELAY
+            }
+        };
+        tokio::select! {
+            () = sleep(delay) => {}
+            changed = configuration.changed() => if changed.is_err() {
+                sleep(delay).await;
+            }
+        }
     }
 }
 
