@@ -18,8 +18,8 @@ impl Condition {
         self.0.lock().clone()
     }
 
-    pub(crate) fn set_problem(&self, problem: impl ToString) {
-        *self.0.lock() = Some(problem.to_string());
+    pub(crate) fn set_problem(&self, problem: impl Into<String>) {
+        *self.0.lock() = Some(problem.into());
     }
 
     pub(crate) fn set_connected(&self) {

@@ -58,6 +58,9 @@ pub enum Error {
     Authority(#[from] authority::Error),
     #[error(transparent)]
     Registration(#[from] crate::registration::RegistrationError),
+    /// A setting of the tunnel cannot be used.
+    #[error("the connection to the hub cannot be set up")]
+    Tunnel(#[source] Box<tunnel::Error>),
     #[error("cannot listen on {address}")]
     Listen {
         address: std::net::SocketAddr,

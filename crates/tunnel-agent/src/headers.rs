@@ -47,7 +47,7 @@ const CREDENTIAL_KEYS: &str = "authentication.kubernetes.io/";
 
 /// Why the headers of a request are refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unacceptable {
+pub(crate) enum Unacceptable {
     #[error(
         "the request has no user: the tunnel agent executes requests only as the user that the hub names \
          (`Impersonate-User`)"
@@ -62,7 +62,7 @@ pub enum Unacceptable {
 }
 
 /// Removes everything from a request that the API server must not get, and returns the user that the request is for.
-pub fn sanitize_request(headers: &mut HeaderMap) -> Result<Identity, Unacceptable> {
+pub(crate) fn sanitize_request(headers: &mut HeaderMap) -> Result<Identity, Unacceptable> {
     remove_hop_by_hop(headers);
     let is_credential_key = |name: &HeaderName| {
         extra_key(name).is_some_and(|key| key.starts_with(CREDENTIAL_KEYS))
@@ -85,14 +85,14 @@ pub fn sanitize_request(headers: &mut HeaderMap) -> Result<Identity, Unacceptabl
 }
 
 /// Removes what concerns only the connection to the API server.
-pub fn sanitize_response(headers: &mut HeaderMap) {
+pub(crate) fn sanitize_response(headers: &mut HeaderMap) {
     remove_hop_by_hop(headers);
     // A server that announces other addresses of itself means addresses of this cluster.
     headers.remove(http::header::ALT_SVC);
 }
 
 /// The credential of this agent, which replaces any other.
-pub fn set_token(headers: &mut HeaderMap, token: &HeaderValue) {
+pub(crate) fn set_token(headers: &mut HeaderMap, token: &HeaderValue) {
     headers.insert(AUTHORIZATION, token.clone());
 }
 

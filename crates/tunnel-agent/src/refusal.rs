@@ -15,14 +15,14 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    pub(crate) fn forbidden(message: impl ToString) -> Self {
-        Self::new(StatusCode::FORBIDDEN, message)
+    pub(crate) fn forbidden(message: &impl ToString) -> Self {
+        Self::new(StatusCode::FORBIDDEN, message.to_string())
     }
 
-    pub(crate) fn new(status: StatusCode, message: impl ToString) -> Self {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status,
-            message: message.to_string(),
+            message: message.into(),
         }
     }
 

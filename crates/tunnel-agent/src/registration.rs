@@ -12,6 +12,7 @@ use std::sync::Arc;
 use api::hub::{Registered, Registration};
 use authority::{Facts, PrivateKey};
 use jiff::Timestamp;
+use tunnel::ProxyRules;
 
 use crate::error::{Error, Result};
 use crate::settings::Settings;
@@ -26,6 +27,7 @@ use self::post::Post;
 pub(crate) async fn register(
     settings: &Settings,
     trust: &Trust,
+    proxy: &ProxyRules,
     store: &Store,
     token: &str,
 ) -> Result<Credential> {
@@ -40,7 +42,7 @@ pub(crate) async fn register(
         endpoint: &endpoint,
         tls: Arc::new(trust.for_registration()?),
         has_pin: trust.has_pin(),
-        proxy: settings.proxy.as_ref(),
+        proxy,
     };
     let registered = post.send(&request).await?;
     let credential = verified(registered, &key, &settings.cluster)?;
@@ -74,7 +76,7 @@ fn verified(registered: Registered, key: &PrivateKey, cluster: &str) -> Result<C
     crate::trust::certificates("ca.crt", &registered.ca_bundle)?;
     Ok(Credential {
         certificate: registered.cert,
-        key: key.to_pem(),
+        key: key.to_pem().to_owned(),
         authorities: registered.ca_bundle,
     })
 }

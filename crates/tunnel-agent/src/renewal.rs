@@ -20,7 +20,7 @@ pub(crate) enum Renewal {
 /// Decides with the time of the last attempt to renew this certificate.
 pub(crate) fn next(facts: &Facts, last_attempt: Option<Timestamp>, now: Timestamp) -> Renewal {
     let life = facts.not_after.duration_since(facts.not_before);
-    let due = facts.not_before + life * 2 / 3;
+    let due = facts.renewal_at();
     if now < due {
         return Renewal::Wait(due.duration_since(now).min(MAX_WAIT));
     }

@@ -44,7 +44,7 @@ pub(crate) fn route(
     let named = [uri.host(), host];
     match named.into_iter().flatten().find(|name| !is_api_server(name, cluster)) {
         None => Ok(Route::ApiServer),
-        Some(name) => Err(Refusal::forbidden(format!(
+        Some(name) => Err(Refusal::forbidden(&format!(
             "the tunnel agent does not connect to `{name}`: the only allowed target is the API server of its cluster"
         ))),
     }

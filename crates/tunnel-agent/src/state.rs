@@ -132,7 +132,7 @@ fn reason_to_register(
     if facts.common_name != cluster {
         return Some(Reason::OtherCluster(facts.common_name));
     }
-    (facts.not_after <= now).then_some(Reason::Expired(facts.not_after))
+    facts.is_expired(now).then_some(Reason::Expired(facts.not_after))
 }
 
 /// The facts of a certificate whose key fits.
@@ -151,7 +151,7 @@ pub(crate) fn pending_key(secret: &Secret) -> Option<PrivateKey> {
 }
 
 pub(crate) fn set_pending_key(secret: &mut Secret, key: &PrivateKey) {
-    secret.set(PENDING_KEY, &key.to_pem());
+    secret.set(PENDING_KEY, key.to_pem());
 }
 
 /// Stores what a registration has returned. The key is not pending any more.
@@ -182,7 +182,7 @@ pub(crate) fn unfit(facts: &Facts, key: &KeyHash, cluster: &str, now: Timestamp)
     if !facts.is_client {
         return Some("it is not for clients".to_owned());
     }
-    if facts.not_after <= now {
+    if facts.is_expired(now) {
         return Some(format!("it expired at {}", facts.not_after));
     }
     None

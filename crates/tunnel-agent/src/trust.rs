@@ -20,6 +20,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 
 use crate::error::{Error, Result};
+use crate::state::Credential;
 
 /// What is trusted beside the hub's own authorities.
 #[derive(Clone, Debug)]
@@ -27,13 +28,6 @@ pub(crate) struct Trust {
     pin: Option<KeyHash>,
     /// The public authorities and those of the settings. Without a pin only.
     roots: RootCertStore,
-}
-
-/// A certificate and its key, in PEM, and the authorities of the peer.
-pub(crate) struct Credential<'a> {
-    pub(crate) certificate: &'a str,
-    pub(crate) key: &'a str,
-    pub(crate) authorities: &'a str,
 }
 
 impl Trust {
@@ -54,7 +48,7 @@ impl Trust {
 
     /// For the registration.
     pub(crate) fn for_registration(&self) -> Result<ClientConfig> {
-        let Some(pin) = self.pin.clone() else {
+        let Some(pin) = self.pin else {
             let builder = client_builder()?.with_root_certificates(self.roots.clone());
             return Ok(builder.with_no_client_auth());
         };
@@ -70,14 +64,14 @@ impl Trust {
     }
 
     /// For the tunnel.
-    pub(crate) fn for_tunnel(&self, credential: &Credential<'_>) -> Result<ClientConfig> {
+    pub(crate) fn for_tunnel(&self, credential: &Credential) -> Result<ClientConfig> {
         let mut roots = self.roots.clone();
-        for certificate in certificates("ca.crt", credential.authorities)? {
+        for certificate in certificates("ca.crt", &credential.authorities)? {
             roots
                 .add(certificate)
                 .map_err(|error| Error::unreadable("ca.crt", &error))?;
         }
-        let chain = certificates("tls.crt", credential.certificate)?;
+        let chain = certificates("tls.crt", &credential.certificate)?;
         let key = PrivateKeyDer::from_pem_slice(credential.key.as_bytes())
             .map_err(|error| Error::unreadable("tls.key", &error))?;
         client_builder()?

@@ -1,5 +1,6 @@
 //! One connection to the API server.
 
+use std::future::{Future as _, poll_fn};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,6 +56,7 @@ pub(super) enum Connection {
 pub(super) struct Shared {
     sender: http2::SendRequest<Body>,
     streams: Arc<AtomicUsize>,
+    max_streams: Arc<AtomicUsize>,
 }
 
 /// The use of a shared connection by one request, until the end of its response.
@@ -113,11 +115,21 @@ async fn shared(stream: TlsStream<TcpStream>) -> io::Result<Shared> {
         .handshake(TokioIo::new(stream))
         .await
         .map_err(io::Error::other)?;
+    let max_streams = Arc::new(AtomicUsize::new(MAX_STREAMS));
+    let limit = Arc::clone(&max_streams);
+    let mut connection = Box::pin(connection);
     // Each request gets the error of the connection.
-    tokio::spawn(async move { drop(connection.await) });
+    tokio::spawn(poll_fn(move |context| {
+        let result = connection.as_mut().poll(context);
+        // The server says its limit at the beginning, and may change it.
+        let current = connection.current_max_send_streams();
+        limit.store(current.min(MAX_STREAMS), Ordering::Release);
+        result.map(drop)
+    }));
     Ok(Shared {
         sender,
         streams: Arc::default(),
+        max_streams,
     })
 }
 
@@ -135,7 +147,7 @@ impl Shared {
         if self.sender.is_closed() {
             return None;
         }
-        let limit = self.sender.current_max_send_streams().min(MAX_STREAMS);
+        let limit = self.max_streams.load(Ordering::Acquire);
         let reserve = |streams: usize| (streams < limit).then_some(streams + 1);
         self.streams
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, reserve)

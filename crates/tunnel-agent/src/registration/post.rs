@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tunnel::{Proxy, ProxyRules};
 
 use super::outcome::{RegistrationError, Response, outcome};
 use crate::endpoint::Endpoint;
@@ -29,7 +30,7 @@ pub(super) struct Post<'a> {
     pub(super) endpoint: &'a Endpoint,
     pub(super) tls: Arc<ClientConfig>,
     pub(super) has_pin: bool,
-    pub(super) proxy: Option<&'a String>,
+    pub(super) proxy: &'a ProxyRules,
 }
 
 impl Post<'_> {
@@ -44,8 +45,7 @@ impl Post<'_> {
     }
 
     async fn exchange(&self, registration: &Registration) -> Result<Registered, RegistrationError> {
-        let connecting = TcpStream::connect((self.endpoint.host(), self.endpoint.port()));
-        let stream = connecting.await.map_err(|source| self.unreachable(source))?;
+        let stream = self.connect().await?;
         if !self.endpoint.scheme().is_encrypted() {
             tracing::warn!(endpoint = %self.endpoint, "registration is not encrypted");
             return self.request(stream, registration).await;
@@ -57,6 +57,20 @@ impl Post<'_> {
             Ok(stream) => self.request(stream, registration).await,
             Err(error) => Err(self.tls_error(error, &registration.cluster)),
         }
+    }
+
+    /// Connects directly, or through the proxy.
+    async fn connect(&self) -> Result<TcpStream, RegistrationError> {
+        let (host, port) = (self.endpoint.host(), self.endpoint.port());
+        let proxy = self.proxy.proxy_for(host, port);
+        let address = proxy.map_or((host, port), Proxy::address);
+        let connected = TcpStream::connect(address).await;
+        let mut stream = connected.map_err(|source| self.unreachable(source))?;
+        if let Some(proxy) = proxy {
+            let connected = proxy.connect(&mut stream, &self.endpoint.authority()).await;
+            connected.map_err(|error| self.unreachable(io::Error::other(error)))?;
+        }
+        Ok(stream)
     }
 
     async fn request<S>(
