@@ -144,7 +144,7 @@ pub(super) async fn add(arguments: &AddArguments) -> Result<ExitCode> {
     if cluster.state == ClusterState::Connected {
         eprintln!("standin: {name} is connected already");
     }
-    let connected = wait_until_connected(name, &client, arguments.timeout).await?;
+    let connected = wait_until_connected(&cluster, &client, arguments.timeout).await?;
     match arguments.output {
         Output::Json => print_json(&connected, &instructions, token.as_ref())?,
         Output::Text => {
@@ -215,47 +215,81 @@ pub(super) async fn token(arguments: &TokenArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reports each change meanwhile. A hub that is away for a moment does not end it.
-async fn wait_until_connected(name: &str, client: &HubClient, seconds: u64) -> Result<Cluster> {
-    let progress = Progress::new(!io::stderr().is_terminal());
-    progress.step(format!("waiting for the agent of {name}"));
+/// Waits for the agent, and reports each change. A hub that is away for a moment does not end it.
+async fn wait_until_connected(
+    registered: &Cluster,
+    client: &HubClient,
+    seconds: u64,
+) -> Result<Cluster> {
+    let name = &registered.name;
+    let path = cluster_path(name);
     let deadline = Instant::now() + Duration::from_secs(seconds);
-    let mut last = String::new();
+    let mut report = Report::new(name, describe(registered));
     loop {
-        let polled = timeout_at(deadline, client.get(&cluster_path(name), &error::GET)).await;
-        let now = match polled {
-            Ok(Ok(cluster)) if is_connected(&cluster) => {
-                progress.clear();
-                return Ok(cluster);
+        match timeout_at(deadline, client.get::<Cluster>(&path, &error::GET)).await {
+            Ok(Ok(cluster)) if cluster.state == ClusterState::Connected => return Ok(cluster),
+            Ok(Ok(cluster)) => report.update(describe(&cluster)),
+            Ok(Err(error)) if error.is_transient() => {
+                report.update(error_chain::error_chain(&error));
             }
-            Ok(Ok(cluster)) => describe(&cluster),
-            Ok(Err(error)) if error.is_transient() => error_chain::error_chain(&error),
-            Ok(Err(error)) => {
-                progress.clear();
-                return Err(unknown_now(name, error));
-            }
-            Err(_) => last.clone(),
-        };
-        if now != last {
-            progress.rename(format!("waiting for the agent of {name}: {now}"));
-            if !io::stderr().is_terminal() {
-                eprintln!("standin: {name} is {now}");
-            }
-            last = now;
+            Ok(Err(error)) => return Err(unknown_now(name, error)),
+            Err(_) => {}
         }
         if Instant::now() >= deadline {
-            progress.clear();
             bail!(
                 "{name} is not connected after {seconds} s ({last}); `kubectl logs` of the agent shows what it tries, and \
-                 `standin cluster list` what the hub knows"
+                 `standin cluster list` what the hub knows",
+                last = report.last
             );
         }
         sleep_until(deadline.min(Instant::now() + POLL_INTERVAL)).await;
     }
 }
 
-fn is_connected(cluster: &Cluster) -> bool {
-    cluster.state == ClusterState::Connected
+/// What a user sees while waiting: one line on a terminal, and a line for each change elsewhere.
+struct Report<'cluster> {
+    name: &'cluster str,
+    progress: Progress,
+    is_terminal: bool,
+    last: String,
+}
+
+impl<'cluster> Report<'cluster> {
+    fn new(name: &'cluster str, first: String) -> Self {
+        let is_terminal = io::stderr().is_terminal();
+        let report = Self {
+            name,
+            progress: Progress::new(!is_terminal),
+            is_terminal,
+            last: first,
+        };
+        report.progress.step("waiting for the agent");
+        report.show();
+        report
+    }
+
+    fn update(&mut self, now: String) {
+        if now != self.last {
+            self.last = now;
+            self.show();
+        }
+    }
+
+    fn show(&self) {
+        let Self { name, last, .. } = self;
+        match self.is_terminal {
+            true => self
+                .progress
+                .rename(format!("waiting for the agent of {name} ({last})")),
+            false => eprintln!("standin: waiting for the agent of {name} ({last})"),
+        }
+    }
+}
+
+impl Drop for Report<'_> {
+    fn drop(&mut self) {
+        self.progress.clear();
+    }
 }
 
 fn unknown_now(name: &str, error: HubError) -> anyhow::Error {
