@@ -11,7 +11,7 @@ use api::hub::{Cluster, ClusterState, NewCluster, RegistrationToken, TokenReques
 use axum::http::StatusCode;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use self::instructions::{Instructions, Onboarding};
 use super::client::{HubClient, cluster_path};
@@ -21,6 +21,9 @@ use super::{HubArguments, cluster_name};
 use crate::exec::Progress;
 
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// Until every replica of a hub knows a new cluster.
+const PROPAGATION_TIMEOUT: Duration = Duration::from_secs(10);
+const PROPAGATION_INTERVAL: Duration = Duration::from_millis(200);
 const DEFAULT_NAMESPACE: &str = "standin-tunnel-agent";
 
 #[derive(Debug, Args)]
@@ -127,7 +130,7 @@ pub(super) async fn add(arguments: &AddArguments) -> Result<ExitCode> {
     let instructions = onboarding.instructions()?;
     let cluster = register(arguments, &client).await?;
     let token = match arguments.print_token {
-        true => Some(new_token(name, &client).await?),
+        true => Some(first_token(name, &client).await?),
         false => None,
     };
     match arguments.output {
@@ -187,19 +190,37 @@ async fn register(arguments: &AddArguments, client: &HubClient) -> Result<Cluste
     }
 }
 
-async fn new_token(name: &str, client: &HubClient) -> Result<RegistrationToken> {
+async fn new_token(name: &str, client: &HubClient) -> Result<RegistrationToken, HubError> {
     let request = TokenRequest {
         cluster: name.to_owned(),
     };
-    match client.post(path::TOKENS, &request, &error::TOKEN).await {
-        Err(error) => Err(client.explain_unknown(name, error).await),
-        Ok(token) => Ok(token),
+    client.post(path::TOKENS, &request, &error::TOKEN).await
+}
+
+/// A token for a cluster that was registered a moment ago.
+async fn first_token(name: &str, client: &HubClient) -> Result<RegistrationToken, HubError> {
+    let deadline = Instant::now() + PROPAGATION_TIMEOUT;
+    loop {
+        match new_token(name, client).await {
+            Err(error) if is_unknown(&error) && Instant::now() < deadline => {
+                sleep(PROPAGATION_INTERVAL).await;
+            }
+            token => return token,
+        }
     }
+}
+
+fn is_unknown(error: &HubError) -> bool {
+    error.status() == Some(StatusCode::NOT_FOUND)
 }
 
 pub(super) async fn token(arguments: &TokenArguments) -> Result<ExitCode> {
     let (_, client) = arguments.hub.connect().await?;
-    let token = new_token(&arguments.name, &client).await?;
+    let name = &arguments.name;
+    let token = match new_token(name, &client).await {
+        Err(error) => return Err(client.explain_unknown(name, error).await),
+        Ok(token) => token,
+    };
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&token)?);
     } else if io::stdout().is_terminal() {
@@ -223,7 +244,8 @@ async fn wait_until_connected(
 ) -> Result<Cluster> {
     let name = &registered.name;
     let path = cluster_path(name);
-    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let started = Instant::now();
+    let deadline = started + Duration::from_secs(seconds);
     let mut report = Report::new(name, describe(registered));
     loop {
         match timeout_at(deadline, client.get::<Cluster>(&path, &error::GET)).await {
@@ -232,7 +254,9 @@ async fn wait_until_connected(
             Ok(Err(error)) if error.is_transient() => {
                 report.update(error_chain::error_chain(&error));
             }
-            Ok(Err(error)) => return Err(unknown_now(name, error)),
+            Ok(Err(error)) if is_unknown(&error) && started.elapsed() < PROPAGATION_TIMEOUT => {}
+            Ok(Err(error)) if is_unknown(&error) => bail!("{name} was removed meanwhile"),
+            Ok(Err(error)) => return Err(error.into()),
             Err(_) => {}
         }
         if Instant::now() >= deadline {
@@ -289,13 +313,6 @@ impl<'cluster> Report<'cluster> {
 impl Drop for Report<'_> {
     fn drop(&mut self) {
         self.progress.clear();
-    }
-}
-
-fn unknown_now(name: &str, error: HubError) -> anyhow::Error {
-    match error.status() {
-        Some(StatusCode::NOT_FOUND) => anyhow::anyhow!("{name} was removed meanwhile"),
-        _ => error.into(),
     }
 }
 

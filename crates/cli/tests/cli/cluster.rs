@@ -170,6 +170,7 @@ fn adding_prints_json_with_a_token_only_on_request() {
         "cluster add prod-ap --output json --print-token",
     ));
     assert_eq!(added["token"]["token"], "registration-token-of-prod-ap");
+    hub.delay_tokens(2);
     let text = run(&standin, "cluster add prod-ap --print-token");
     assert!(
         text.stdout.contains("\n  registration-token-of-prod-ap\n"),
