@@ -103,10 +103,12 @@ async fn through(proxy: &Intercept, hub: &HubAddress) -> io::Result<Connection> 
 mod tests {
     use super::*;
 
+    type Variables = &'static [(&'static str, &'static str)];
+
     #[test]
     fn the_proxy_is_that_of_the_environment() {
         #[rustfmt::skip] // A table is read by its columns.
-        let table: &[(&[(&str, &str)], &str, Option<&str>)] = &[
+        let table: &[(Variables, &str, Option<&str>)] = &[
             (&[],                                                                     "hub.example.com", None),
             (&[("HTTPS_PROXY", "http://proxy:3128")],                                 "hub.example.com", Some("proxy")),
             (&[("https_proxy", "http://proxy:3128")],                                 "hub.example.com", Some("proxy")),

@@ -11,7 +11,7 @@ use api::hub::{Cluster, ClusterState, NewCluster, RegistrationToken, TokenReques
 use axum::http::StatusCode;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use self::instructions::{Instructions, Onboarding};
 use super::client::{HubClient, cluster_path};
@@ -21,6 +21,9 @@ use super::{HubArguments, cluster_name};
 use crate::exec::Progress;
 
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// Until every replica of a hub knows a new cluster.
+const PROPAGATION_TIMEOUT: Duration = Duration::from_secs(10);
+const PROPAGATION_INTERVAL: Duration = Duration::from_millis(200);
 const DEFAULT_NAMESPACE: &str = "standin-tunnel-agent";
 
 #[derive(Debug, Args)]
@@ -127,7 +130,7 @@ pub(super) async fn add(arguments: &AddArguments) -> Result<ExitCode> {
     let instructions = onboarding.instructions()?;
     let cluster = register(arguments, &client).await?;
     let token = match arguments.print_token {
-        true => Some(new_token(name, &client).await?),
+        true => Some(first_token(name, &client).await?),
         false => None,
     };
     match arguments.output {
@@ -144,7 +147,7 @@ pub(super) async fn add(arguments: &AddArguments) -> Result<ExitCode> {
     if cluster.state == ClusterState::Connected {
         eprintln!("standin: {name} is connected already");
     }
-    let connected = wait_until_connected(name, &client, arguments.timeout).await?;
+    let connected = wait_until_connected(&cluster, &client, arguments.timeout).await?;
     match arguments.output {
         Output::Json => print_json(&connected, &instructions, token.as_ref())?,
         Output::Text => {
@@ -187,19 +190,37 @@ async fn register(arguments: &AddArguments, client: &HubClient) -> Result<Cluste
     }
 }
 
-async fn new_token(name: &str, client: &HubClient) -> Result<RegistrationToken> {
+async fn new_token(name: &str, client: &HubClient) -> Result<RegistrationToken, HubError> {
     let request = TokenRequest {
         cluster: name.to_owned(),
     };
-    match client.post(path::TOKENS, &request, &error::TOKEN).await {
-        Err(error) => Err(client.explain_unknown(name, error).await),
-        Ok(token) => Ok(token),
+    client.post(path::TOKENS, &request, &error::TOKEN).await
+}
+
+/// A token for a cluster that was registered a moment ago.
+async fn first_token(name: &str, client: &HubClient) -> Result<RegistrationToken, HubError> {
+    let deadline = Instant::now() + PROPAGATION_TIMEOUT;
+    loop {
+        match new_token(name, client).await {
+            Err(error) if is_unknown(&error) && Instant::now() < deadline => {
+                sleep(PROPAGATION_INTERVAL).await;
+            }
+            token => return token,
+        }
     }
+}
+
+fn is_unknown(error: &HubError) -> bool {
+    error.status() == Some(StatusCode::NOT_FOUND)
 }
 
 pub(super) async fn token(arguments: &TokenArguments) -> Result<ExitCode> {
     let (_, client) = arguments.hub.connect().await?;
-    let token = new_token(&arguments.name, &client).await?;
+    let name = &arguments.name;
+    let token = match new_token(name, &client).await {
+        Err(error) => return Err(client.explain_unknown(name, error).await),
+        Ok(token) => token,
+    };
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&token)?);
     } else if io::stdout().is_terminal() {
@@ -215,53 +236,83 @@ pub(super) async fn token(arguments: &TokenArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reports each change meanwhile. A hub that is away for a moment does not end it.
-async fn wait_until_connected(name: &str, client: &HubClient, seconds: u64) -> Result<Cluster> {
-    let progress = Progress::new(!io::stderr().is_terminal());
-    progress.step(format!("waiting for the agent of {name}"));
-    let deadline = Instant::now() + Duration::from_secs(seconds);
-    let mut last = String::new();
+/// Waits for the agent, and reports each change. A hub that is away for a moment does not end it.
+async fn wait_until_connected(
+    registered: &Cluster,
+    client: &HubClient,
+    seconds: u64,
+) -> Result<Cluster> {
+    let name = &registered.name;
+    let path = cluster_path(name);
+    let started = Instant::now();
+    let deadline = started + Duration::from_secs(seconds);
+    let mut report = Report::new(name, describe(registered));
     loop {
-        let polled = timeout_at(deadline, client.get(&cluster_path(name), &error::GET)).await;
-        let now = match polled {
-            Ok(Ok(cluster)) if is_connected(&cluster) => {
-                progress.clear();
-                return Ok(cluster);
+        match timeout_at(deadline, client.get::<Cluster>(&path, &error::GET)).await {
+            Ok(Ok(cluster)) if cluster.state == ClusterState::Connected => return Ok(cluster),
+            Ok(Ok(cluster)) => report.update(describe(&cluster)),
+            Ok(Err(error)) if error.is_transient() => {
+                report.update(error_chain::error_chain(&error));
             }
-            Ok(Ok(cluster)) => describe(&cluster),
-            Ok(Err(error)) if error.is_transient() => error_chain::error_chain(&error),
-            Ok(Err(error)) => {
-                progress.clear();
-                return Err(unknown_now(name, error));
-            }
-            Err(_) => last.clone(),
-        };
-        if now != last {
-            progress.rename(format!("waiting for the agent of {name}: {now}"));
-            if !io::stderr().is_terminal() {
-                eprintln!("standin: {name} is {now}");
-            }
-            last = now;
+            Ok(Err(error)) if is_unknown(&error) && started.elapsed() < PROPAGATION_TIMEOUT => {}
+            Ok(Err(error)) if is_unknown(&error) => bail!("{name} was removed meanwhile"),
+            Ok(Err(error)) => return Err(error.into()),
+            Err(_) => {}
         }
         if Instant::now() >= deadline {
-            progress.clear();
             bail!(
                 "{name} is not connected after {seconds} s ({last}); `kubectl logs` of the agent shows what it tries, and \
-                 `standin cluster list` what the hub knows"
+                 `standin cluster list` what the hub knows",
+                last = report.last
             );
         }
         sleep_until(deadline.min(Instant::now() + POLL_INTERVAL)).await;
     }
 }
 
-fn is_connected(cluster: &Cluster) -> bool {
-    cluster.state == ClusterState::Connected
+/// What a user sees while waiting: one line on a terminal, and a line for each change elsewhere.
+struct Report<'cluster> {
+    name: &'cluster str,
+    progress: Progress,
+    is_terminal: bool,
+    last: String,
 }
 
-fn unknown_now(name: &str, error: HubError) -> anyhow::Error {
-    match error.status() {
-        Some(StatusCode::NOT_FOUND) => anyhow::anyhow!("{name} was removed meanwhile"),
-        _ => error.into(),
+impl<'cluster> Report<'cluster> {
+    fn new(name: &'cluster str, first: String) -> Self {
+        let is_terminal = io::stderr().is_terminal();
+        let report = Self {
+            name,
+            progress: Progress::new(!is_terminal),
+            is_terminal,
+            last: first,
+        };
+        report.progress.step("waiting for the agent");
+        report.show();
+        report
+    }
+
+    fn update(&mut self, now: String) {
+        if now != self.last {
+            self.last = now;
+            self.show();
+        }
+    }
+
+    fn show(&self) {
+        let Self { name, last, .. } = self;
+        match self.is_terminal {
+            true => self
+                .progress
+                .rename(format!("waiting for the agent of {name} ({last})")),
+            false => eprintln!("standin: waiting for the agent of {name} ({last})"),
+        }
+    }
+}
+
+impl Drop for Report<'_> {
+    fn drop(&mut self) {
+        self.progress.clear();
     }
 }
 

@@ -132,10 +132,12 @@ Then `standin cluster list` shows whether it is connected.
     );
     assert_eq!(hub.tokens(), 0);
 
-    // It exists now, and is connected after it was asked for a second time.
-    hub.connect_after("prod-ap", 2);
+    // It exists now, and is connected after some requests for it.
+    hub.connect_after("prod-ap", 3);
     let connected = run(&standin, "cluster add prod-ap --wait");
-    connected.expect(0).expect_stderr(&["prod-ap is pending"]);
+    connected
+        .expect(0)
+        .expect_stderr(&["waiting for the agent of prod-ap (pending)"]);
     let next = format!("kubectl --context {name}/prod-ap get pods");
     assert!(
         connected.stdout.contains("prod-ap is connected"),
@@ -168,6 +170,7 @@ fn adding_prints_json_with_a_token_only_on_request() {
         "cluster add prod-ap --output json --print-token",
     ));
     assert_eq!(added["token"]["token"], "registration-token-of-prod-ap");
+    hub.delay_tokens(2);
     let text = run(&standin, "cluster add prod-ap --print-token");
     assert!(
         text.stdout.contains("\n  registration-token-of-prod-ap\n"),

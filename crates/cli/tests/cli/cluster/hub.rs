@@ -46,6 +46,8 @@ struct Memory {
     /// After how many requests for them clusters become connected.
     connecting: BTreeMap<String, usize>,
     tokens: usize,
+    /// How many requests for a token of a cluster do not find it.
+    unknown_for: usize,
     requests: Vec<String>,
     description: Value,
 }
@@ -191,6 +193,11 @@ impl Hub {
         memory.connecting.insert(name.to_owned(), requests);
     }
 
+    /// As a replica that knows new clusters a moment later.
+    pub(super) fn delay_tokens(&self, requests: usize) {
+        self.memory.lock().unknown_for = requests + 1;
+    }
+
     pub(super) fn tokens(&self) -> usize {
         self.memory.lock().tokens
     }
@@ -326,7 +333,8 @@ async fn revoke(State(memory): Shared, Path(name): Path<String>) -> Response {
 
 async fn token(State(memory): Shared, Json(request): Json<TokenRequest>) -> Response {
     let mut memory = memory.lock();
-    if !memory.clusters.contains_key(&request.cluster) {
+    memory.unknown_for = memory.unknown_for.saturating_sub(1);
+    if !memory.clusters.contains_key(&request.cluster) || memory.unknown_for > 0 {
         return refused(StatusCode::NOT_FOUND, "there is no such cluster");
     }
     memory.tokens += 1;
