@@ -74,7 +74,7 @@ async fn handle(
     if let Route::Proxy { cluster, rest } = &route {
         // Its readers are Kubernetes clients, which need another form of errors.
         return Ok(match authenticated {
-            Ok(user) => proxied(hub, user, request, cluster, rest),
+            Ok(user) => hub.proxy.respond(user, request, cluster, rest).await,
             Err(rejected) => rejected.status().response(),
         });
     }
