@@ -10,7 +10,7 @@ mod public;
 use std::sync::Arc;
 use std::time::Duration;
 
-use authority::rotation::{Peer, Policy};
+use authority::rotation::Policy;
 use authority::{Facts, KeyHash, PrivateKey, Profile, Usage};
 use error_chain::error_chain;
 use jiff::Timestamp;

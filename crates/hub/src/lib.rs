@@ -54,6 +54,10 @@ mod secrets;
 mod sessions;
 mod settings;
 mod status;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 mod tls;
 mod token_store;
 mod tokens;
