@@ -45,6 +45,7 @@ mod listeners;
 mod metrics;
 mod plain_http;
 mod probes;
+mod proxy;
 mod rate_limit;
 mod registration;
 mod registry;
