@@ -12,11 +12,6 @@ use tunnel::{EndReason, Session};
 /// An agent has one tunnel to a replica, and two while it moves. A new one beyond the limit ends the oldest.
 const MAX_TUNNELS: usize = 4;
 
-/// Where the proxy gets the tunnel to a cluster.
-pub(crate) trait SessionSource: Send + Sync {
-    fn session(&self, cluster: &str) -> Result<Session, Unavailable>;
-}
-
 /// Why there is no tunnel to a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unavailable {
@@ -94,8 +89,6 @@ pub(crate) struct Details {
     pub(crate) certificate: Facts,
     pub(crate) agent_version: Option<String>,
     pub(crate) kubernetes_version: Option<String>,
-    /// The fingerprints of the authorities that the agent has stored.
-    pub(crate) authorities: Vec<String>,
 }
 
 impl Tunnel {
@@ -113,7 +106,6 @@ impl Tunnel {
                 certificate,
                 agent_version: None,
                 kubernetes_version: None,
-                authorities: Vec::new(),
             }),
             close_reason: OnceLock::new(),
         }
