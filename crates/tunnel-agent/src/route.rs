@@ -42,7 +42,11 @@ pub(crate) fn route(
         return Err(Refusal::new(http::StatusCode::METHOD_NOT_ALLOWED, message));
     }
     let named = [uri.host(), host];
-    match named.into_iter().flatten().find(|name| !is_api_server(name, cluster)) {
+    match named
+        .into_iter()
+        .flatten()
+        .find(|name| !is_api_server(name, cluster))
+    {
         None => Ok(Route::ApiServer),
         Some(name) => Err(Refusal::forbidden(&format!(
             "the tunnel agent does not connect to `{name}`: the only allowed target is the API server of its cluster"
@@ -109,7 +113,11 @@ mod tests {
                 Err(403),
             ),
         ] {
-            assert_eq!(check(method, uri, host), expected, "{method} {uri} {host:?}");
+            assert_eq!(
+                check(method, uri, host),
+                expected,
+                "{method} {uri} {host:?}"
+            );
         }
     }
 }
