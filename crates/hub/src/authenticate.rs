@@ -17,7 +17,7 @@ use rustls::pki_types::CertificateDer;
 use thiserror::Error;
 
 pub(crate) use self::certificates::ClientAuthorities;
-pub(crate) use self::oidc::Oidc;
+pub(crate) use self::oidc::{Oidc, OidcSettings};
 pub(crate) use self::tokens::TokenReviews;
 use crate::impersonate;
 use crate::status::Status;

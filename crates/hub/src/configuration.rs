@@ -14,6 +14,7 @@ use tunnel::{AcceptorSettings, Limits};
 
 use crate::authenticate::OidcSettings;
 use crate::error::{Error, Result};
+use crate::proxy::ProxySettings;
 
 /// The kubelet takes up to a minute to update a mounted file anyway.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -31,6 +32,7 @@ pub(crate) struct Configuration {
     pub(crate) agent: AgentConfiguration,
     /// How users prove who they are. A change takes effect when a replica starts.
     pub(crate) authentication: AuthenticationConfiguration,
+    pub(crate) proxy: ProxyConfiguration,
     /// The address for Kubernetes clients, such as `https://hub.example.com:6443`.
     #[serde(rename = "apiURL")]
     pub(crate) api_url: Option<String>,
@@ -63,6 +65,36 @@ pub(crate) struct AuthenticationConfiguration {
     /// A file with the authorities of client certificates, in PEM.
     #[serde(rename = "clientCAFile")]
     pub(crate) client_authorities: Option<PathBuf>,
+}
+
+/// Which users may use clusters. A change takes effect when a replica starts.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct ProxyConfiguration {
+    allow_service_accounts: bool,
+    /// The users that are operators of a Primary, such as `system:serviceaccount:NAMESPACE:NAME`.
+    primary_operators: Vec<String>,
+    response_timeout_secs: u32,
+}
+
+impl Default for ProxyConfiguration {
+    fn default() -> Self {
+        Self {
+            allow_service_accounts: true,
+            primary_operators: Vec::new(),
+            response_timeout_secs: 120,
+        }
+    }
+}
+
+impl ProxyConfiguration {
+    pub(crate) fn settings(&self) -> ProxySettings {
+        ProxySettings {
+            response_timeout: Duration::from_secs(self.response_timeout_secs.into()),
+            allow_service_accounts: self.allow_service_accounts,
+            primary_operators: self.primary_operators.clone(),
+        }
+    }
 }
 
 /// What agents need, and what they may do.

@@ -15,7 +15,7 @@
 //! | [`control`] | the control stream of a tunnel |
 //! | [`http_api`], [`responses`] | the JSON API |
 //! | [`identity`] | who an agent is, and whether it may connect |
-//! | [`impersonate`], [`kubernetes_request`], [`status`] | requests to the API servers of clusters |
+//! | [`impersonate`], [`kubernetes_request`], [`proxy`], [`status`], [`upstreams`] | requests to the API servers of clusters |
 //! | [`listeners`] | the listeners for administrators and Kubernetes clients |
 //! | [`metrics`], [`probes`], [`plain_http`] | metrics and health endpoints |
 //! | [`rate_limit`] | limits of requests per source |
@@ -45,6 +45,7 @@ mod listeners;
 mod metrics;
 mod plain_http;
 mod probes;
+mod proxy;
 mod rate_limit;
 mod registration;
 mod registry;
@@ -57,14 +58,13 @@ mod tls;
 mod token_store;
 mod tokens;
 mod tunnels;
+mod upstreams;
 mod user;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::hub::ClusterState;
-use jiff::Timestamp;
 use kube::Client;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
@@ -85,11 +85,13 @@ use crate::certificates::{CertificateRotator, Certificates};
 use crate::configuration::Configuration;
 use crate::listeners::ClientListener;
 use crate::metrics::Metrics;
+use crate::proxy::Proxy;
 use crate::rate_limit::RateLimit;
 use crate::registry::Registry;
 use crate::secrets::SharedSecret;
-use crate::sessions::{CloseReason, SessionSource, Sessions, Unavailable};
+use crate::sessions::{CloseReason, Sessions};
 use crate::token_store::TokenStore;
+use crate::upstreams::LocalUpstreams;
 
 /// How long it may take until the cluster sends no new connections to a replica that shuts down. Connections that arrive
 /// in the meantime are served.
@@ -117,8 +119,9 @@ pub(crate) struct Hub {
     /// Cancelled together with it: agents connect to another replica.
     pub(crate) draining: CancellationToken,
     pub(crate) authenticator: Authenticator,
-    pub(crate) authorizer: Authorizer,
+    pub(crate) authorizer: Arc<Authorizer>,
     pub(crate) audit: Audit,
+    pub(crate) proxy: Proxy,
 }
 
 /// Runs a hub until `shutdown`, and then until its agents and requests have moved to other replicas.
@@ -251,7 +254,9 @@ async fn drain(hub: &Hub, stop: &CancellationToken, graceful: &TaskTracker) {
     stop.cancel();
     graceful.close();
     hub.tunnels.close();
-    let done = async { tokio::join!(graceful.wait(), hub.tunnels.wait()) };
+    hub.proxy.upgraded().close();
+    let upgraded = hub.proxy.upgraded().wait();
+    let done = async { tokio::join!(graceful.wait(), hub.tunnels.wait(), upgraded) };
     if timeout(DRAIN_TIMEOUT, done).await.is_err() {
         for tunnel in hub.sessions.all() {
             tunnel.close(CloseReason::Shutdown);
@@ -278,45 +283,36 @@ impl Hub {
         let authentication = configuration.borrow().authentication.clone();
         let namespace = settings.namespace.clone();
         let secret = SharedSecret::new(client.clone(), &namespace, &settings.tokens_secret);
+        let authorizer = Arc::new(Authorizer::new(client.clone(), namespace.clone()));
+        let authenticator = authentication::build(&client, authentication, background).await?;
+        let (audit, sessions) = (Audit::new(audit::DEFAULT_CAPACITY), Sessions::new());
+        let registry = Registry::start(client, &namespace, background);
+        let (draining, proxy_settings) = (CancellationToken::new(), configuration.borrow().proxy.settings());
+        let proxy = Proxy::new(
+            Arc::clone(&authorizer),
+            Arc::new(LocalUpstreams::new(registry.clone(), sessions.clone())),
+            audit.clone(),
+            proxy_settings,
+            draining.clone(),
+        );
         Ok(Self {
-            authenticator: authentication::build(&client, authentication, background).await?,
-            authorizer: Authorizer::new(client.clone(), namespace.clone()),
-            audit: Audit::new(audit::DEFAULT_CAPACITY),
-            registry: Registry::start(client, &namespace, background),
+            authenticator,
+            authorizer,
+            audit,
+            proxy,
+            registry,
             configuration,
             certificates: rotator.subscribe(),
             tokens: TokenStore::new(secret),
-            sessions: Sessions::new(),
+            sessions,
             acceptor: tunnel::Acceptor::new(limits.acceptor()),
             metrics,
             rate_limit: Mutex::default(),
             handshakes: Semaphore::new(agents::MAX_HANDSHAKES),
             tunnels: TaskTracker::new(),
-            draining: CancellationToken::new(),
+            draining,
             ending,
             settings,
         })
-    }
-
-    fn unavailable(&self, cluster: &str) -> Unavailable {
-        let now = Timestamp::now();
-        let Some(object) = self.registry.get(cluster) else {
-            return Unavailable::NotRegistered;
-        };
-        let described = cluster_status::describe(&object, None, &self.settings.replica, now);
-        match described.state {
-            ClusterState::Revoked => Unavailable::Revoked,
-            _ => Unavailable::NotConnected {
-                since: described.last_seen.map(|seen| seen.0),
-                message: described.message.unwrap_or_default(),
-            },
-        }
-    }
-}
-
-impl SessionSource for Hub {
-    fn session(&self, cluster: &str) -> Result<tunnel::Session, Unavailable> {
-        let found = self.sessions.newest(cluster);
-        found.ok_or_else(|| self.unavailable(cluster))
     }
 }

@@ -25,7 +25,8 @@ use crate::background::Background;
 /// All registered clusters by name.
 pub(crate) type Clusters = BTreeMap<String, Arc<ManagedCluster>>;
 
-/// The registered clusters, and changes to them.
+/// The registered clusters, and changes to them. Clones share them.
+#[derive(Clone)]
 pub(crate) struct Registry {
     objects: Api<ManagedCluster>,
     clusters: watch::Receiver<Option<Arc<Clusters>>>,

@@ -12,11 +12,6 @@ use tunnel::{EndReason, Session};
 /// An agent has one tunnel to a replica, and two while it moves. A new one beyond the limit ends the oldest.
 const MAX_TUNNELS: usize = 4;
 
-/// Where the proxy gets the tunnel to a cluster.
-pub(crate) trait SessionSource: Send + Sync {
-    fn session(&self, cluster: &str) -> Result<Session, Unavailable>;
-}
-
 /// Why there is no tunnel to a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unavailable {

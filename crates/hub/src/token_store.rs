@@ -50,7 +50,7 @@ impl TokenStore {
         cluster: &str,
         key: &str,
         now: Timestamp,
-        issue: impl Fn() -> Result<String> + Send,
+        issue: impl Fn() -> Result<String> + Send + Sync,
     ) -> Result<Result<String, Rejection>> {
         // Unknown tokens change nothing, so they do not wait for those that do.
         let Some(hash) = TokenHash::of(token) else {
@@ -85,7 +85,7 @@ impl TokenStore {
         .await
     }
 
-    async fn update<T>(&self, change: impl Fn(&mut Tokens) -> Result<T> + Send) -> Result<T> {
+    async fn update<T>(&self, change: impl Fn(&mut Tokens) -> Result<T> + Send + Sync) -> Result<T> {
         self.secret
             .update(|data| {
                 let mut tokens = self.read(data)?;

@@ -74,8 +74,8 @@ impl Registry {
                 return Ok(None);
             };
             revoke_all(&mut object, now);
-            let written = self.objects.replace(name, &PostParams::default(), &object);
-            match written.await {
+            let parameters = PostParams::default();
+            match self.objects.replace(name, &parameters, &object).await {
                 Ok(object) => return Ok(Some(object)),
                 Err(kube::Error::Api(status)) if status.code == CONFLICT => {}
                 Err(error) => return Err(error).action(format!("write the ManagedCluster {name}")),
@@ -158,9 +158,9 @@ impl Registry {
 
     async fn patch(&self, name: &str, patch: &Value) -> Result<()> {
         let patch = Patch::Merge(patch);
-        let written = self.objects.patch(name, &PatchParams::default(), &patch);
+        let parameters = PatchParams::default();
+        let written = self.objects.patch(name, &parameters, &patch).await;
         written
-            .await
             .action(format!("write the ManagedCluster {name}"))
             .map(drop)
     }
