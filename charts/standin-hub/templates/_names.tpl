@@ -51,6 +51,22 @@ app.kubernetes.io/component: hub
 {{- with .Values.apiURL -}}
 {{- $configuration = set $configuration "apiURL" . -}}
 {{- end -}}
+{{- $proxy := pick .Values.proxy "allowServiceAccounts" "primaryOperators" -}}
+{{- $proxy = set $proxy "responseTimeoutSecs" (int64 .Values.proxy.responseTimeoutSecs) -}}
+{{- $configuration = set $configuration "proxy" $proxy -}}
+{{- $providers := list -}}
+{{- range $index, $provider := .Values.authentication.oidc -}}
+{{- $entry := omit $provider "ca" -}}
+{{- if $provider.ca -}}
+{{- $entry = set $entry "caFile" (printf "/etc/standin/oidc-%d.crt" $index) -}}
+{{- end -}}
+{{- $providers = append $providers $entry -}}
+{{- end -}}
+{{- $authentication := dict "audiences" .Values.authentication.audiences "oidc" $providers -}}
+{{- if .Values.authentication.clientCA -}}
+{{- $authentication = set $authentication "clientCAFile" "/etc/standin/client-ca.crt" -}}
+{{- end -}}
+{{- $configuration = set $configuration "authentication" $authentication -}}
 {{- with .Values.apiSANs -}}
 {{- $configuration = set $configuration "apiSANs" . -}}
 {{- end -}}

@@ -96,8 +96,7 @@ fn settings(arguments: HubArguments) -> Settings {
         authority_secret: arguments.ca_secret,
         server_secret: arguments.server_secret,
         tokens_secret: arguments.tokens_secret,
-        public_certificate: public
-            .map(|(certificate, key)| PublicCertificate { certificate, key }),
+        public_certificate: public.map(|(certificate, key)| PublicCertificate { certificate, key }),
         listen: arguments.listen,
         listen_for_agents: arguments.listen_for_agents,
         listen_for_clients: arguments.listen_for_clients,

@@ -63,7 +63,11 @@ struct TunnelAgentArguments {
     #[arg(long, value_name = "NAME")]
     namespace: String,
     /// The Secret for the agent's certificate; it must exist, and may be empty
-    #[arg(long, value_name = "NAME", default_value = "standin-tunnel-agent-state")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "standin-tunnel-agent-state"
+    )]
     state_secret: String,
     /// A user that the hub may act as, or the beginning of names with `*`; names that begin with `system:` must be named so
     #[arg(long, value_name = "NAME")]
@@ -131,7 +135,9 @@ fn first(names: [&str; 2]) -> Option<String> {
 fn api_server() -> Result<Endpoint> {
     let variable = |name: &str| {
         env::var(name).with_context(|| {
-            format!("{name} is not set: the tunnel agent runs in a pod of the cluster that it connects")
+            format!(
+                "{name} is not set: the tunnel agent runs in a pod of the cluster that it connects"
+            )
         })
     };
     let host = variable(environment::API_SERVER_HOST)?;

@@ -120,7 +120,11 @@ impl Agent {
                                 refused = None;
                                 continue;
                             }
-                            if is_temporary { backoff.next_delay() } else { HOPELESS_DELAY }
+                            if is_temporary {
+                                backoff.next_delay()
+                            } else {
+                                HOPELESS_DELAY
+                            }
                         }
                     }
                 }

@@ -182,7 +182,12 @@ mod tests {
             ("bert", &[][..], &[][..], "the user `bert`"),
             ("", &[], &[], "the user ``"),
             ("anna", &["team-a", "admins"], &[], "the group `admins`"),
-            ("anna", &["system:masters"], &[], "the group `system:masters`"),
+            (
+                "anna",
+                &["system:masters"],
+                &[],
+                "the group `system:masters`",
+            ),
             ("anna", &[], &["other"], "the extra key `other`"),
         ] {
             let error = check(user, groups, extra_keys).unwrap_err();

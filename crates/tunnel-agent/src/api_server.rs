@@ -18,10 +18,10 @@ mod token;
 use std::fs;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use http::{HeaderValue, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -114,7 +114,9 @@ impl ApiServer {
         struct Version {
             git_version: String,
         }
-        let (status, body) = self.own_request(Request::get("/version"), Bytes::new()).await?;
+        let (status, body) = self
+            .own_request(Request::get("/version"), Bytes::new())
+            .await?;
         let version: Option<Version> = serde_json::from_slice(&body).ok();
         match version {
             Some(version) if status == StatusCode::OK => Ok(version.git_version),
@@ -137,9 +139,18 @@ impl ApiServer {
             .map_err(|_| Error::ApiServerAddress(self.authority.to_string()))?;
         let response = self.send(request).await?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_OWN_RESPONSE);
-        let body = body.collect().await.map_err(Error::ReadResponse)?;
-        Ok((status, body.to_bytes()))
+        let mut body = response.into_body();
+        let mut content = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(Error::ReadResponse)?;
+            if let Ok(data) = frame.into_data() {
+                content.extend_from_slice(&data);
+            }
+            if content.len() > MAX_OWN_RESPONSE {
+                return Err(Error::LargeResponse);
+            }
+        }
+        Ok((status, content.freeze()))
     }
 
     fn address<B>(&self, request: &mut Request<B>) -> Result<()> {

@@ -48,6 +48,19 @@ pub(crate) enum Outcome {
     Failed(tunnel::Error),
 }
 
+/// What happens while there is a tunnel.
+enum Event {
+    Changed,
+    /// The task of the tunnel has ended by itself.
+    Ended,
+    /// The hub's replica shuts down.
+    Draining,
+    SuccessorConnected,
+    /// It is time to check whether there is a new registration token.
+    Tick,
+    Shutdown,
+}
+
 /// A running tunnel, which reconnects by itself.
 struct Tunnel {
     status: watch::Receiver<Status>,
@@ -77,26 +90,35 @@ impl Connector {
             let expires = self.identity.current().facts.not_after;
             let status = tunnel.status.borrow_and_update().clone();
             let problem = report.status(&status, expires, Timestamp::now());
-            tokio::select! {
-                changed = tunnel.status.changed() => if changed.is_err() {
-                    break ended(&mut tunnel.running).await;
+            let event = tokio::select! {
+                changed = tunnel.status.changed() => match changed {
+                    Ok(()) => Event::Changed,
+                    Err(_) => Event::Ended,
                 },
-                Ok(_) = tunnel.draining.wait_for(|draining| *draining), if successor.is_none() => {
-                    successor = Some(self.open(&tasks));
-                }
-                () = connected(&mut successor) => {
+                () = draining(&mut tunnel.draining), if successor.is_none() => Event::Draining,
+                () = connected(&mut successor) => Event::SuccessorConnected,
+                _ = ticks.tick(), if problem.is_some() => Event::Tick,
+                () = shutdown.cancelled() => Event::Shutdown,
+            };
+            match event {
+                Event::Changed => {}
+                Event::Ended => break ended(&mut tunnel.running).await,
+                Event::Draining => successor = Some(self.open(&tasks)),
+                Event::SuccessorConnected => {
                     // Its requests may still end; new ones go through the other tunnel.
                     tunnel.stop.cancel();
                     if let Some(next) = successor.take() {
                         tunnel = next;
                     }
                 }
-                _ = ticks.tick(), if problem.is_some() => if let Some(problem) = problem
-                    && can_register(problem.clone()).await
-                {
-                    break Outcome::Register(problem);
-                },
-                () = shutdown.cancelled() => break Outcome::Shutdown,
+                Event::Tick => {
+                    if let Some(problem) = problem
+                        && can_register(problem.clone()).await
+                    {
+                        break Outcome::Register(problem);
+                    }
+                }
+                Event::Shutdown => break Outcome::Shutdown,
             }
         };
         tunnel.stop.cancel();
@@ -134,6 +156,13 @@ impl Connector {
     }
 }
 
+/// Waits until the hub's replica shuts down.
+async fn draining(draining: &mut watch::Receiver<bool>) {
+    if draining.wait_for(|draining| *draining).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
 /// Waits until the second tunnel is connected, if there is one.
 async fn connected(successor: &mut Option<Tunnel>) {
     let is_connected = |status: &Status| matches!(status, Status::Connected { .. });
@@ -142,7 +171,7 @@ async fn connected(successor: &mut Option<Tunnel>) {
     {
         return;
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 async fn ended(running: &mut JoinHandle<Ended>) -> Outcome {

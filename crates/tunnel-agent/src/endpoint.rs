@@ -30,7 +30,9 @@ pub enum Scheme {
 pub enum InvalidEndpoint {
     #[error("`{0}` is no URL: write it as wss://HOST:PORT or https://HOST:PORT")]
     Malformed(String),
-    #[error("`{0}` has the scheme `{1}`: use wss:// for the agents' address, and https:// for the registration")]
+    #[error(
+        "`{0}` has the scheme `{1}`: use wss:// for the agents' address, and https:// for the registration"
+    )]
     Scheme(String, String),
     #[error("`{0}` has a path: write only the scheme, the host and the port")]
     Path(String),
@@ -160,7 +162,10 @@ impl FromStr for Endpoint {
         };
         let endpoint = Self {
             scheme,
-            host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
+            host: host
+                .trim_start_matches('[')
+                .trim_end_matches(']')
+                .to_owned(),
             port,
         };
         endpoint.server_name().map_err(|_| malformed())?;

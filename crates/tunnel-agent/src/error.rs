@@ -26,6 +26,8 @@ pub enum Error {
     RequestApiServer(#[source] hyper::Error),
     #[error("the response of the API server could not be read")]
     ReadResponse(#[source] BoxError),
+    #[error("the response of the API server is larger than any that the agent expects")]
+    LargeResponse,
     #[error("cannot {action}: the API server responded with {status}")]
     UnexpectedResponse {
         action: &'static str,

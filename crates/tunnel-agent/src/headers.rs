@@ -64,9 +64,8 @@ pub(crate) enum Unacceptable {
 /// Removes everything from a request that the API server must not get, and returns the user that the request is for.
 pub(crate) fn sanitize_request(headers: &mut HeaderMap) -> Result<Identity, Unacceptable> {
     remove_hop_by_hop(headers);
-    let is_credential_key = |name: &HeaderName| {
-        extra_key(name).is_some_and(|key| key.starts_with(CREDENTIAL_KEYS))
-    };
+    let is_credential_key =
+        |name: &HeaderName| extra_key(name).is_some_and(|key| key.starts_with(CREDENTIAL_KEYS));
     let removed: Vec<HeaderName> = headers
         .keys()
         .filter(|name| {

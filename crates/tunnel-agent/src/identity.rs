@@ -84,9 +84,9 @@ impl Identity {
         };
         // Before it is stored: a certificate that cannot be used must not replace one that can.
         let renewed = Current::new(credential, &self.trust)?;
-        let stored = &renewed.credential;
+        let stored = renewed.credential.clone();
         self.store
-            .change(|secret| state::set_credential(secret, stored))
+            .change(move |secret| state::set_credential(secret, &stored))
             .await?;
         *self.current.write() = Arc::new(renewed);
         Ok(())
@@ -102,8 +102,9 @@ impl Identity {
                 ..current.credential.clone()
             };
             let changed = Current::new(credential, &self.trust)?;
+            let stored = authorities.to_owned();
             self.store
-                .change(|secret| state::set_authorities(secret, authorities))
+                .change(move |secret| state::set_authorities(secret, &stored))
                 .await?;
             *self.current.write() = Arc::new(changed);
         }

@@ -12,8 +12,8 @@ const OWN_PATHS: &str = "/.standin/";
 /// The path of the messages between hub and agent.
 const CONTROL: &str = "/.standin/control";
 
-/// The API server's names in requests of the hub. The name in the specification contains the cluster's.
-const API_SERVER: &str = "kubernetes.default.svc";
+/// The API server's names in requests of the hub: the usual one, and what the tunnel writes where a request names no host.
+const API_SERVER: [&str; 2] = ["kubernetes.default.svc", "link"];
 
 /// Where a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,11 @@ pub(crate) fn route(
         return Err(Refusal::new(http::StatusCode::METHOD_NOT_ALLOWED, message));
     }
     let named = [uri.host(), host];
-    match named.into_iter().flatten().find(|name| !is_api_server(name, cluster)) {
+    match named
+        .into_iter()
+        .flatten()
+        .find(|name| !is_api_server(name, cluster))
+    {
         None => Ok(Route::ApiServer),
         Some(name) => Err(Refusal::forbidden(&format!(
             "the tunnel agent does not connect to `{name}`: the only allowed target is the API server of its cluster"
@@ -50,13 +54,14 @@ pub(crate) fn route(
     }
 }
 
+/// Whether a host is the API server of this cluster: also `apiserver.CLUSTER.tunnel`, which is no DNS name.
 fn is_api_server(name: &str, cluster: &str) -> bool {
     let name = name.strip_suffix(":443").unwrap_or(name);
     let is_sentinel = || {
         let middle = name.strip_prefix("apiserver.")?.strip_suffix(".tunnel")?;
         Some(middle == cluster)
     };
-    name == API_SERVER || is_sentinel().unwrap_or(false)
+    API_SERVER.contains(&name) || is_sentinel().unwrap_or(false)
 }
 
 #[cfg(test)]
@@ -86,6 +91,7 @@ mod tests {
                 None,
                 Ok(Route::ApiServer),
             ),
+            ("GET", "http://link/api", None, Ok(Route::ApiServer)),
             (
                 "GET",
                 "http://apiserver.prod-eu.tunnel/api",
@@ -109,7 +115,11 @@ mod tests {
                 Err(403),
             ),
         ] {
-            assert_eq!(check(method, uri, host), expected, "{method} {uri} {host:?}");
+            assert_eq!(
+                check(method, uri, host),
+                expected,
+                "{method} {uri} {host:?}"
+            );
         }
     }
 }

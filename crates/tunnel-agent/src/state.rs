@@ -132,7 +132,9 @@ fn reason_to_register(
     if facts.common_name != cluster {
         return Some(Reason::OtherCluster(facts.common_name));
     }
-    facts.is_expired(now).then_some(Reason::Expired(facts.not_after))
+    facts
+        .is_expired(now)
+        .then_some(Reason::Expired(facts.not_after))
 }
 
 /// The facts of a certificate whose key fits.

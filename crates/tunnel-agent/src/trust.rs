@@ -83,8 +83,7 @@ impl Trust {
 
 /// The certificates in a text. There has to be one.
 pub(crate) fn certificates(key: &'static str, pem: &str) -> Result<Vec<CertificateDer<'static>>> {
-    let certificates: Result<Vec<_>, _> =
-        CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     let certificates = certificates.map_err(|error| Error::unreadable(key, &error))?;
     match certificates.is_empty() {
         true => Err(Error::unreadable(key, &"it has no certificate")),

@@ -97,7 +97,7 @@ impl Dialer {
 
     async fn connect(&self, connector: &TlsConnector) -> io::Result<TlsStream<TcpStream>> {
         let connecting = async {
-            let stream = TcpStream::connect((self.address.as_str(), self.port)).await?;
+            let stream = TcpStream::connect((self.address.clone(), self.port)).await?;
             stream.set_nodelay(true)?;
             connector.connect(self.name.clone(), stream).await
         };

@@ -148,10 +148,7 @@ fn guarded<G: Send + Unpin + 'static>(
 }
 
 /// The request, if it may be sent again.
-fn unsent(
-    error: &mut TrySendError<Request<Body>>,
-    attempt: usize,
-) -> Option<Request<Body>> {
+fn unsent(error: &mut TrySendError<Request<Body>>, attempt: usize) -> Option<Request<Body>> {
     match attempt < MAX_ATTEMPTS {
         true => error.take_message(),
         false => None,

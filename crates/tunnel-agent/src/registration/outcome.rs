@@ -132,7 +132,11 @@ pub(super) fn outcome(
 mod tests {
     use super::*;
 
-    fn check(status: u16, location: Option<&str>, body: &str) -> Result<Registered, RegistrationError> {
+    fn check(
+        status: u16,
+        location: Option<&str>,
+        body: &str,
+    ) -> Result<Registered, RegistrationError> {
         let response = Response {
             status: StatusCode::from_u16(status).unwrap(),
             location,

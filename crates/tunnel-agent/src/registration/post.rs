@@ -39,9 +39,11 @@ impl Post<'_> {
         registration: &Registration,
     ) -> Result<Registered, RegistrationError> {
         let exchange = self.exchange(registration);
-        timeout(TIMEOUT, exchange)
-            .await
-            .unwrap_or_else(|_| Err(RegistrationError::Timeout { endpoint: self.endpoint.to_string() }))
+        timeout(TIMEOUT, exchange).await.unwrap_or_else(|_| {
+            Err(RegistrationError::Timeout {
+                endpoint: self.endpoint.to_string(),
+            })
+        })
     }
 
     async fn exchange(&self, registration: &Registration) -> Result<Registered, RegistrationError> {
