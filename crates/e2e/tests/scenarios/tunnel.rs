@@ -60,7 +60,9 @@ fn listed(tunnel: &Tunnel<'_>) -> Result<Value> {
     let list: Value = serde_json::from_str(&list)?;
     let mut clusters = list.as_array().into_iter().flatten();
     let found = clusters.find(|cluster| cluster["name"] == CLUSTER);
-    found.cloned().with_context(|| format!("not listed: {list}"))
+    found
+        .cloned()
+        .with_context(|| format!("not listed: {list}"))
 }
 
 async fn a_revoked_cluster_is_disconnected(tunnel: &Tunnel<'_>) -> Result<()> {

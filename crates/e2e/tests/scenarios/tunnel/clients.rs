@@ -41,7 +41,10 @@ fn the_user_is_the_user(tunnel: &Tunnel<'_>) -> Result<()> {
     let may = tunnel.kubectl(&["auth", "can-i", "create", "pods"])?;
     ensure!(may.trim() == "yes", "{may}");
     let refused = tunnel.kubectl(&["get", "nodes"]).err();
-    let refused = format!("{:#}", refused.context("a user without rights reads nodes")?);
+    let refused = format!(
+        "{:#}",
+        refused.context("a user without rights reads nodes")?
+    );
     let expected = format!("User \"{}\" cannot list resource \"nodes\"", tunnel.user());
     ensure!(refused.contains(&expected), "{refused}");
     Ok(())
@@ -50,13 +53,25 @@ fn the_user_is_the_user(tunnel: &Tunnel<'_>) -> Result<()> {
 fn manifests_are_applied(tunnel: &Tunnel<'_>) -> Result<()> {
     for manifests in [include_str!("../../../fixtures/web.yaml"), COUNTER] {
         let mut apply = tunnel.kubectl_command()?;
-        let mut apply = apply.args(["apply", "--filename=-"]).stdin(Stdio::piped()).spawn()?;
-        apply.stdin.take().context("no input")?.write_all(manifests.as_bytes())?;
+        let mut apply = apply
+            .args(["apply", "--filename=-"])
+            .stdin(Stdio::piped())
+            .spawn()?;
+        apply
+            .stdin
+            .take()
+            .context("no input")?
+            .write_all(manifests.as_bytes())?;
         ensure!(apply.wait()?.success(), "the manifests are not applied");
     }
     // It watches until all pods are ready.
     tunnel.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
-    tunnel.kubectl(&["wait", "--for=condition=Ready", "pod/counter", "--timeout=120s"])?;
+    tunnel.kubectl(&[
+        "wait",
+        "--for=condition=Ready",
+        "pod/counter",
+        "--timeout=120s",
+    ])?;
     Ok(())
 }
 
@@ -64,13 +79,32 @@ fn commands_run_in_pods(tunnel: &Tunnel<'_>) -> Result<()> {
     let sent: Vec<u8> = (0..COPIED).map(|index| (index * 31 % 251) as u8).collect();
     let mut exec = tunnel.kubectl_command()?;
     exec.args(["exec", "--stdin", "counter", "--", "cat"]);
-    ensure!(exchange(&mut exec, &sent)? == sent, "the bytes have changed");
-    let failed = tunnel.kubectl(&["exec", "counter", "--", "sh", "-c", "exit 7"]).err();
+    ensure!(
+        exchange(&mut exec, &sent)? == sent,
+        "the bytes have changed"
+    );
+    let failed = tunnel
+        .kubectl(&["exec", "counter", "--", "sh", "-c", "exit 7"])
+        .err();
     let failed = format!("{:#}", failed.context("the exit code is lost")?);
     ensure!(failed.contains("exit code 7"), "{failed}");
     let mut attach = tunnel.kubectl_command()?;
-    attach.args(["run", "echo", "--image=registry.lab/tools:1", "--restart=Never", "--stdin", "--rm", "--quiet"]);
-    attach.args(["--command", "--", "sh", "-c", "read line; echo \"got $line\""]);
+    attach.args([
+        "run",
+        "echo",
+        "--image=registry.lab/tools:1",
+        "--restart=Never",
+        "--stdin",
+        "--rm",
+        "--quiet",
+    ]);
+    attach.args([
+        "--command",
+        "--",
+        "sh",
+        "-c",
+        "read line; echo \"got $line\"",
+    ]);
     let output = String::from_utf8(exchange(&mut attach, b"a line\n")?)?;
     ensure!(output.contains("got a line"), "{output}");
     Ok(())
@@ -78,14 +112,19 @@ fn commands_run_in_pods(tunnel: &Tunnel<'_>) -> Result<()> {
 
 /// Sends the input while it reads the output.
 fn exchange(command: &mut Command, input: &[u8]) -> Result<Vec<u8>> {
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
     let mut stdin = child.stdin.take().context("no input")?;
     let mut stdout = child.stdout.take().context("no output")?;
     let mut output = Vec::new();
     std::thread::scope(|scope| -> Result<()> {
         let writing = scope.spawn(move || stdin.write_all(input));
         stdout.read_to_end(&mut output)?;
-        writing.join().map_err(|_| anyhow::anyhow!("writing panicked"))??;
+        writing
+            .join()
+            .map_err(|_| anyhow::anyhow!("writing panicked"))??;
         Ok(())
     })?;
     ensure!(child.wait()?.success(), "{command:?} failed");
@@ -100,7 +139,10 @@ pub(super) struct Running {
 
 impl Running {
     pub(super) fn start(command: &mut Command) -> Result<Self> {
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
         let stdout = child.stdout.take().context("no output")?;
         let lines = BufReader::new(stdout).lines();
         Ok(Self { child, lines })
@@ -132,14 +174,22 @@ fn ports_are_forwarded(tunnel: &Tunnel<'_>) -> Result<()> {
     let mut forward = tunnel.kubectl_command()?;
     let mut forward = Running::start(forward.args(["port-forward", "service/web", ":80"]))?;
     let line = forward.line()?;
-    let port = line.split(" -> ").next().and_then(|address| address.rsplit(':').next());
-    let port: u16 = port.and_then(|port| port.parse().ok()).with_context(|| line.clone())?;
+    let port = line
+        .split(" -> ")
+        .next()
+        .and_then(|address| address.rsplit(':').next());
+    let port: u16 = port
+        .and_then(|port| port.parse().ok())
+        .with_context(|| line.clone())?;
     for _ in 0..3 {
         let mut connection = TcpStream::connect(("127.0.0.1", port))?;
         connection.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
         let mut response = String::new();
         connection.read_to_string(&mut response)?;
-        ensure!(response.contains("200 OK") && response.contains("web-"), "{response}");
+        ensure!(
+            response.contains("200 OK") && response.contains("web-"),
+            "{response}"
+        );
     }
     Ok(())
 }
@@ -162,7 +212,14 @@ fn helm_installs_upgrades_and_rolls_back(tunnel: &Tunnel<'_>) -> Result<()> {
     let config_map = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: sample}\ndata: {color: '{{ .Values.color }}'}\n";
     fs::write(chart.path().join("templates/map.yaml"), config_map)?;
     let path = chart.path().display().to_string();
-    let color = || tunnel.kubectl(&["get", "configmap", "sample", "--output=jsonpath={.data.color}"]);
+    let color = || {
+        tunnel.kubectl(&[
+            "get",
+            "configmap",
+            "sample",
+            "--output=jsonpath={.data.color}",
+        ])
+    };
     tunnel.user_helm(&["install", "sample", &path, "--set=color=red", "--wait"])?;
     ensure!(color()? == "red");
     tunnel.user_helm(&["upgrade", "sample", &path, "--set=color=blue", "--wait"])?;
@@ -208,7 +265,8 @@ pub(super) async fn requests_are_audited(tunnel: &Tunnel<'_>) -> Result<()> {
             })
         };
         let found = has("list", "nodes", None, "denied")
-            && has("create", "pods", Some("exec"), "success") | has("get", "pods", Some("exec"), "success")
+            && has("create", "pods", Some("exec"), "success")
+                | has("get", "pods", Some("exec"), "success")
             && has("get", "pods", Some("log"), "success")
             && has("create", "secrets", None, "success");
         Ok(found.then_some(()))
@@ -236,7 +294,13 @@ pub(super) async fn a_session_runs_through_the_tunnel(tunnel: &Tunnel<'_>) -> Re
         tunnel
             .standin_command()?
             .env("STANDIN_AGENT_IMAGE", standind::REFERENCE)
-            .args(["exec", "--context", &context, "--namespace", &tunnel.agent.name])
+            .args([
+                "exec",
+                "--context",
+                &context,
+                "--namespace",
+                &tunnel.agent.name,
+            ])
             .args(["--target", "deployment/web", "--", "sh", "-c"])
             .arg("hostname; grep -c listening /web/web.py; getent hosts web"),
     )?;

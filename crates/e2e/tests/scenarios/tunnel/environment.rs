@@ -15,7 +15,10 @@ use tempfile::TempDir;
 use crate::scenarios::support::{agent_image, hub_image, programs};
 
 const HUB_CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/standin-hub");
-const AGENT_CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/standin-tunnel-agent");
+const AGENT_CHART: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../charts/standin-tunnel-agent"
+);
 /// The cluster that dials out, at the hub and in the lab.
 pub(super) const CLUSTER: &str = "far";
 const HUB: &str = "hub";
@@ -86,17 +89,27 @@ impl<'scenario> Tunnel<'scenario> {
         let mut file = tempfile::NamedTempFile::new()?;
         file.write_all(values.to_string().as_bytes())?;
         let mut helm = self.hub.cluster.client.helm();
-        helm.args(["--namespace", &self.hub.name, verb, "standin-hub", HUB_CHART])
-            .args(["--wait", "--timeout=180s", "--values"])
-            .arg(file.path());
+        helm.args([
+            "--namespace",
+            &self.hub.name,
+            verb,
+            "standin-hub",
+            HUB_CHART,
+        ])
+        .args(["--wait", "--timeout=180s", "--values"])
+        .arg(file.path());
         lab::output_of(&mut helm).map(drop)?;
         Ok(())
     }
 
     fn node_port(&self, name: &str) -> Result<u16> {
         let path = format!("--output=jsonpath={{.spec.ports[?(@.name==\"{name}\")].nodePort}}");
-        let port = self.hub.kubectl(&["get", "service", "standin-hub", &path])?;
-        port.trim().parse().with_context(|| format!("no port: {port}"))
+        let port = self
+            .hub
+            .kubectl(&["get", "service", "standin-hub", &path])?;
+        port.trim()
+            .parse()
+            .with_context(|| format!("no port: {port}"))
     }
 
     /// A user of the hub, who may also administer it.
@@ -107,7 +120,8 @@ impl<'scenario> Tunnel<'scenario> {
             let name = format!("{USER}-{role}");
             let role = format!("--clusterrole=standin-hub-{role}");
             let account = format!("--serviceaccount={account}");
-            self.hub.kubectl(&["create", "rolebinding", &name, &role, &account])?;
+            self.hub
+                .kubectl(&["create", "rolebinding", &name, &role, &account])?;
         }
         Ok(())
     }
@@ -152,11 +166,15 @@ impl<'scenario> Tunnel<'scenario> {
 
     /// The user logs in with a token of the hub's cluster, and trusts the authority that the administrator has.
     pub(super) fn log_in(&self) -> Result<()> {
-        let token = self.hub.kubectl(&["create", "token", USER, "--duration=1h"])?;
+        let token = self
+            .hub
+            .kubectl(&["create", "token", USER, "--duration=1h"])?;
         let token_file = self.home.path().join("token");
         fs::write(&token_file, token)?;
         let authority = "--output=jsonpath={.data.ca\\.crt}";
-        let encoded = self.hub.kubectl(&["get", "secret", "standin-hub-ca", authority])?;
+        let encoded = self
+            .hub
+            .kubectl(&["get", "secret", "standin-hub-ca", authority])?;
         let mut decode = Command::new("base64");
         let authority = lab::output_of(decode.arg("--decode").stdin({
             let mut file = tempfile::tempfile()?;
@@ -166,7 +184,10 @@ impl<'scenario> Tunnel<'scenario> {
         }))?;
         let authority_file = self.home.path().join("hub-ca.crt");
         fs::write(&authority_file, authority)?;
-        let (token_file, authority_file) = (token_file.display().to_string(), authority_file.display().to_string());
+        let (token_file, authority_file) = (
+            token_file.display().to_string(),
+            authority_file.display().to_string(),
+        );
         let flags = ["--token-file", &token_file, "--ca-file", &authority_file];
         let url = self.url();
         self.standin(&[&["cluster", "login", &url], &flags[..]].concat())?;
@@ -178,14 +199,23 @@ impl<'scenario> Tunnel<'scenario> {
         let token = fs::read_to_string(self.home.path().join("token"))?;
         // In a file, because other users can read the arguments of programs.
         let headers = self.home.path().join("headers");
-        fs::write(&headers, format!("Authorization: Bearer {}\n", token.trim()))?;
+        fs::write(
+            &headers,
+            format!("Authorization: Bearer {}\n", token.trim()),
+        )?;
         let mut curl = Command::new("curl");
-        curl.args(["--silent", "--show-error", "--fail-with-body", "--noproxy", "*"])
-            .arg("--cacert")
-            .arg(self.home.path().join("hub-ca.crt"))
-            .arg("--header")
-            .arg(format!("@{}", headers.display()))
-            .arg(format!("{}{path}", self.url()));
+        curl.args([
+            "--silent",
+            "--show-error",
+            "--fail-with-body",
+            "--noproxy",
+            "*",
+        ])
+        .arg("--cacert")
+        .arg(self.home.path().join("hub-ca.crt"))
+        .arg("--header")
+        .arg(format!("@{}", headers.display()))
+        .arg(format!("{}{path}", self.url()));
         Ok(lab::output_of(&mut curl)?)
     }
 
@@ -193,24 +223,47 @@ impl<'scenario> Tunnel<'scenario> {
     pub(super) fn onboard(&self) -> Result<()> {
         let namespace = &self.agent.name;
         let added = self.standin(&[
-            "cluster", "add", CLUSTER, "--agent-namespace", namespace, "--output", "json",
+            "cluster",
+            "add",
+            CLUSTER,
+            "--agent-namespace",
+            namespace,
+            "--output",
+            "json",
         ])?;
         let added: Value = serde_json::from_str(&added)?;
-        let values = added["values"].as_object().with_context(|| format!("no values: {added}"))?;
+        let values = added["values"]
+            .as_object()
+            .with_context(|| format!("no values: {added}"))?;
         let pin = values.get("agent.serverCAHash").and_then(Value::as_str);
-        ensure!(pin.is_some_and(|pin| pin.starts_with("sha256:")), "no pin: {added}");
+        ensure!(
+            pin.is_some_and(|pin| pin.starts_with("sha256:")),
+            "no pin: {added}"
+        );
         let token = self.standin(&["cluster", "token", CLUSTER])?;
         let mut file = tempfile::NamedTempFile::new()?;
         file.write_all(token.trim().as_bytes())?;
         let from_file = format!("--from-file=token={}", file.path().display());
-        self.agent.kubectl(&["create", "secret", "generic", "standin-tunnel-agent-token", &from_file])?;
+        self.agent.kubectl(&[
+            "create",
+            "secret",
+            "generic",
+            "standin-tunnel-agent-token",
+            &from_file,
+        ])?;
         let (repository, tag) = standind::HUB_REFERENCE.rsplit_once(':').context("no tag")?;
         let mut helm = self.agent.cluster.client.helm();
-        helm.args(["--namespace", namespace, "install", "standin-tunnel-agent", AGENT_CHART])
-            .args(["--wait", "--timeout=180s"])
-            .args(["--set", &format!("image.repository={repository}")])
-            .args(["--set-string", &format!("image.tag={tag}")])
-            .args(["--set", &format!("agent.allow.users={{{}}}", self.user())]);
+        helm.args([
+            "--namespace",
+            namespace,
+            "install",
+            "standin-tunnel-agent",
+            AGENT_CHART,
+        ])
+        .args(["--wait", "--timeout=180s"])
+        .args(["--set", &format!("agent.image.repository={repository}")])
+        .args(["--set-string", &format!("agent.image.tag={tag}")])
+        .args(["--set", &format!("agent.allow.users={{{}}}", self.user())]);
         for (key, value) in values {
             let value = value.as_str().context("no text")?;
             helm.args(["--set-string", &format!("{key}={value}")]);
@@ -218,7 +271,13 @@ impl<'scenario> Tunnel<'scenario> {
         lab::output_of(&mut helm).map(drop)?;
         // What the user may do in this cluster.
         let user = format!("--user={}", self.user());
-        let admin = ["create", "rolebinding", "anna", "--clusterrole=cluster-admin", &user];
+        let admin = [
+            "create",
+            "rolebinding",
+            "anna",
+            "--clusterrole=cluster-admin",
+            &user,
+        ];
         self.agent.kubectl(&admin)?;
         Ok(())
     }
@@ -248,8 +307,12 @@ impl<'scenario> Tunnel<'scenario> {
     /// The name of the context of the cluster.
     pub(super) fn context(&self) -> Result<String> {
         let names = self.kubectl_without_context(&["config", "get-contexts", "--output=name"])?;
-        let name = names.lines().find(|name| name.ends_with(&format!("/{CLUSTER}")));
-        Ok(name.with_context(|| format!("no context: {names}"))?.to_owned())
+        let name = names
+            .lines()
+            .find(|name| name.ends_with(&format!("/{CLUSTER}")));
+        Ok(name
+            .with_context(|| format!("no context: {names}"))?
+            .to_owned())
     }
 
     fn kubectl_without_context(&self, arguments: &[&str]) -> Result<String> {
@@ -292,7 +355,10 @@ impl<'scenario> Tunnel<'scenario> {
     /// Removes both charts. Only the authority of the hub stays.
     pub(super) fn uninstall(&self) -> Result<()> {
         self.reconnect()?;
-        for (namespace, release) in [(&self.agent, "standin-tunnel-agent"), (&self.hub, "standin-hub")] {
+        for (namespace, release) in [
+            (&self.agent, "standin-tunnel-agent"),
+            (&self.hub, "standin-hub"),
+        ] {
             let mut helm = namespace.cluster.client.helm();
             helm.args(["--namespace", &namespace.name, "uninstall", release])
                 .args(["--wait", "--timeout=120s"]);
@@ -315,7 +381,9 @@ impl<'scenario> Tunnel<'scenario> {
 
 /// The host of `https://HOST:PORT`.
 fn host_of(url: &str) -> Result<IpAddr> {
-    let host = url.strip_prefix("https://").and_then(|url| url.rsplit_once(':'));
+    let host = url
+        .strip_prefix("https://")
+        .and_then(|url| url.rsplit_once(':'));
     let (host, _) = host.with_context(|| format!("no host: {url}"))?;
     Ok(host.parse()?)
 }

@@ -41,7 +41,10 @@ pub(super) async fn nothing_is_lost_in_an_interruption(tunnel: &Tunnel<'_>) -> R
     lab.set_link("hub", CLUSTER, &lab::Conditions::default())?;
     let rest = std::io::copy(&mut received, &mut std::io::sink())?;
     ensure!(transfer.wait()?.success(), "the transfer failed");
-    ensure!(first.len() as u64 + rest == TRANSFERRED as u64, "{rest} bytes");
+    ensure!(
+        first.len() as u64 + rest == TRANSFERRED as u64,
+        "{rest} bytes"
+    );
     tunnel.kubectl(&["create", "configmap", "after-the-interruption"])?;
     while watch.line()? != "configmap/after-the-interruption" {}
     for expected in 2..=150 {
