@@ -15,6 +15,7 @@ mod repository;
 mod row;
 mod server;
 mod session;
+mod tunnel;
 mod wire;
 
 use std::fs;
@@ -83,6 +84,13 @@ const BENCHES: &[Bench] = &[
         prepare: multicluster::prepare,
         needs_root: true,
         measure: multicluster::measure,
+    },
+    Bench {
+        name: "tunnel",
+        description: "the reverse tunnel beside remotedialer and a direct connection: throughput, latency, stalled readers, many agents, an outage",
+        prepare: tunnel::prepare,
+        needs_root: true,
+        measure: tunnel::measure,
     },
     Bench {
         name: "monitor",

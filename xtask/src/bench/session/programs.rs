@@ -178,6 +178,15 @@ impl Worker {
         Program::spawn(command).map(Self)
     }
 
+    /// Waits for the line of a worker that says that it serves.
+    pub(in crate::bench) fn wait_until_ready(&mut self) -> Result<()> {
+        let line = self.0.line()?;
+        match line.trim() {
+            "ready" => Ok(()),
+            _ => bail!("the program did not start; its log is {}", log_path()?.display()),
+        }
+    }
+
     /// Sends a request without reading its response. After this the worker can only be ended.
     pub(in crate::bench) fn send(&mut self, request: &Value) -> Result<()> {
         let input = self.0.child.stdin.as_mut().context("no input")?;
