@@ -43,6 +43,7 @@ mod impersonate;
 mod kubernetes_request;
 mod listeners;
 mod metrics;
+mod peers;
 mod plain_http;
 mod probes;
 mod proxy;

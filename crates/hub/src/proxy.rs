@@ -27,8 +27,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::bodies::{BodyFailure, RequestBody, ResponseBody};
-pub(crate) use self::errors::SendError;
-pub(crate) use self::upstream::{Upstream, UpstreamSource};
+pub(crate) use self::errors::{SendError, status as error_status};
+pub(crate) use self::upstream::{Sending, Upstream, UpstreamSource};
 use crate::audit::{Audit, AuditEntry};
 use crate::authorize::{Authorizer, Right};
 use crate::body::{Body, BoxError};
@@ -330,4 +330,4 @@ fn warn_of_impersonation(headers: &mut HeaderMap) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,4 +1,4 @@
-mod setup;
+pub(crate) mod setup;
 
 use api::hub::AuditOutcome;
 use bytes::Bytes;
