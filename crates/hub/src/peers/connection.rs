@@ -212,10 +212,15 @@ pub(super) struct PeerUpstream {
 impl Upstream for PeerUpstream {
     fn send(&self, mut request: Request<Body>) -> Sending {
         let (mut sender, own) = (self.connection.sender.clone(), self.connection.own.clone());
-        let target = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
+        let target = request
+            .uri()
+            .path_and_query()
+            .map_or("/", PathAndQuery::as_str);
         let target = PathAndQuery::try_from(format!("{FORWARD_PATH}{}{target}", self.cluster));
         Box::pin(async move {
-            let failed = |source: Box<dyn std::error::Error + Send + Sync>, is_sent| SendError::Peer { source, is_sent };
+            let failed = |source: Box<dyn std::error::Error + Send + Sync>, is_sent| {
+                SendError::Peer { source, is_sent }
+            };
             *request.uri_mut() = uri(target.map_err(|error| failed(Box::new(error), false))?);
             request.headers_mut().insert(FORWARDED, own);
             let ready = sender.ready().await;

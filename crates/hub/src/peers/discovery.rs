@@ -18,14 +18,19 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Discovery {
     /// The DNS name of a headless Service, which also has the addresses of replicas that are not ready.
-    Service { host: String, port: u16 },
+    Service {
+        host: String,
+        port: u16,
+    },
     Addresses(Vec<SocketAddr>),
 }
 
 impl Discovery {
     async fn find(&self) -> std::io::Result<Addresses> {
         match self {
-            Self::Service { host, port } => Ok(lookup_host((host.as_str(), *port)).await?.collect()),
+            Self::Service { host, port } => {
+                Ok(lookup_host((host.as_str(), *port)).await?.collect())
+            }
             Self::Addresses(addresses) => Ok(addresses.iter().copied().collect()),
         }
     }

@@ -12,7 +12,11 @@ pub(super) const VERSION: u32 = 1;
 
 /// One line of the stream from a replica to each of its peers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
+#[serde(
+    tag = "type",
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase"
+)]
 pub(super) enum PeerMessage {
     /// The first message.
     Hello { replica: String, version: u32 },
@@ -115,11 +119,19 @@ mod tests {
     fn only_changes_are_sent() {
         let changed = |before: &[(&str, usize)], after: &[(&str, usize)]| {
             let message = change(&connected(before), &connected(after))?;
-            let PeerMessage::Changed { connected, disconnected } = message else {
+            let PeerMessage::Changed {
+                connected,
+                disconnected,
+            } = message
+            else {
                 panic!("{message:?}");
             };
             let connected: Vec<_> = connected.into_keys().collect();
-            Some(format!("+{} -{}", connected.join(","), disconnected.join(",")))
+            Some(format!(
+                "+{} -{}",
+                connected.join(","),
+                disconnected.join(",")
+            ))
         };
         let cases: [(&[(&str, usize)], &[(&str, usize)], Option<&str>); 5] = [
             (&[], &[], None),
@@ -138,7 +150,13 @@ mod tests {
         let later: PeerMessage = serde_json::from_value(json!({"type": "later", "x": 1})).unwrap();
         assert_eq!(later, PeerMessage::Unknown);
         let hello = json!({"type": "hello", "replica": "hub-0", "version": 1, "x": 1});
-        let expected = PeerMessage::Hello { replica: "hub-0".to_owned(), version: 1 };
-        assert_eq!(serde_json::from_value::<PeerMessage>(hello).unwrap(), expected);
+        let expected = PeerMessage::Hello {
+            replica: "hub-0".to_owned(),
+            version: 1,
+        };
+        assert_eq!(
+            serde_json::from_value::<PeerMessage>(hello).unwrap(),
+            expected
+        );
     }
 }

@@ -23,9 +23,9 @@ use tunnel::lines::{LineError, LineSender};
 use super::connection::{CONNECTION_WINDOW, FORWARD_PATH, REPORTS_PATH, STREAM_WINDOW, UNSENT};
 use super::message::{PeerMessage, VERSION, change};
 use super::{Peers, trust};
-use crate::body::{Body, BoxError, full};
-use crate::kubernetes_request::{checked, is_cluster_name};
-use crate::proxy::{SendError, UpstreamSource, error_status};
+use crate::body::{Body, BoxError};
+use crate::kubernetes_request::{KubernetesRequest, checked, is_cluster_name};
+use crate::proxy::{SendError, UpstreamSource, WatchBody, error_status};
 use crate::sessions::Connected;
 use crate::status::Status;
 
@@ -77,7 +77,9 @@ async fn serve_connection(
 ) -> Result<(), BoxError> {
     stream.set_nodelay(true)?;
     let acceptor = TlsAcceptor::from(Arc::clone(&peers.0.tls.borrow().server));
-    let stream = permit.run(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await??;
+    let stream = permit
+        .run(HANDSHAKE_TIMEOUT, acceptor.accept(stream))
+        .await??;
     // The authority has signed the certificates of agents, too.
     if !trust::is_replica(stream.get_ref().1.peer_certificates()) {
         return Err("the client is not a replica".into());
@@ -123,11 +125,13 @@ async fn respond(
         }));
         return Response::new(body.boxed_unsync());
     }
-    let forwarded = path.strip_prefix(FORWARD_PATH).and_then(|below| below.split_once('/'));
+    let forwarded = path
+        .strip_prefix(FORWARD_PATH)
+        .and_then(|below| below.split_once('/'));
     match forwarded {
         Some((cluster, rest)) if is_cluster_name(cluster) => {
             let (cluster, rest) = (cluster.to_owned(), rest.to_owned());
-            forward(local, request, &cluster, &rest).await
+            forward(local, request, &cluster, &rest, stop).await
         }
         _ => Status::not_found("there is no such path for replicas of the hub").response(),
     }
@@ -139,11 +143,17 @@ async fn forward(
     request: Request<Incoming>,
     cluster: &str,
     rest: &str,
+    stop: CancellationToken,
 ) -> Response<Body> {
-    let target = match (checked(rest), request.uri().query()) {
-        (Ok(path), Some(query)) => format!("{path}?{query}"),
-        (Ok(path), None) => path,
-        (Err(error), _) => return Status::bad_request(error.to_string()).response(),
+    let query = request.uri().query();
+    let path = match checked(rest) {
+        Ok(path) => path,
+        Err(error) => return Status::bad_request(error.to_string()).response(),
+    };
+    let is_watch = KubernetesRequest::parse(request.method(), &path, query).verb == "watch";
+    let target = match query {
+        Some(query) => format!("{path}?{query}"),
+        None => path,
     };
     let (mut head, body) = request.into_parts();
     head.uri = Uri::try_from(target).unwrap_or_default();
@@ -153,6 +163,10 @@ async fn forward(
         Ok(upstream) => upstream.send(request).await,
         Err(error) => Err(error),
     };
+    let sent = sent.map(|response| match is_watch {
+        true => response.map(|body| WatchBody::new(body, stop)),
+        false => response,
+    });
     sent.unwrap_or_else(|error| {
         let mut response = error_status(cluster, &error).response();
         let is_elsewhere = match &error {

@@ -88,7 +88,10 @@ mod tests {
             kubernetes_version: None,
             certificate_expires_at: Timestamp::UNIX_EPOCH,
         };
-        names.split_whitespace().map(|name| (name.to_owned(), cluster.clone())).collect()
+        names
+            .split_whitespace()
+            .map(|name| (name.to_owned(), cluster.clone()))
+            .collect()
     }
 
     #[test]

@@ -46,7 +46,8 @@ impl Replica {
             certificate_expires_at: Timestamp::UNIX_EPOCH,
         };
         let clusters = is_connected.then(|| (CLUSTER.to_owned(), cluster));
-        self.connected.send_replace(Arc::new(clusters.into_iter().collect()));
+        self.connected
+            .send_replace(Arc::new(clusters.into_iter().collect()));
     }
 
     /// Waits until the other replicas that have a tunnel to the cluster are these, the preferred one first.
@@ -65,21 +66,45 @@ async fn replicas(number: usize) -> (Vec<Replica>, Arc<ApiServer>, Authority, Ve
     for _ in 0..number {
         listeners.push(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
     }
-    let addresses: Vec<SocketAddr> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+    let addresses: Vec<SocketAddr> = listeners
+        .iter()
+        .map(|listener| listener.local_addr().unwrap())
+        .collect();
     let api_server = ApiServer::start().await;
     let mut replicas = Vec::new();
     for (index, listener) in listeners.into_iter().enumerate() {
         let (connected, draining) = (watch::Sender::default(), CancellationToken::new());
         let tls = PeerTls::issue(&authority, authority.certificate_pem(), now).unwrap();
-        let peers = Peers::with_tls(index.to_string(), connected.subscribe(), tls, draining.clone());
-        let (tunnels, stop, connecting) = (Tunnels::default(), CancellationToken::new(), CancellationToken::new());
+        let peers = Peers::with_tls(
+            index.to_string(),
+            connected.subscribe(),
+            tls,
+            draining.clone(),
+        );
+        let (tunnels, stop, connecting) = (
+            Tunnels::default(),
+            CancellationToken::new(),
+            CancellationToken::new(),
+        );
         let local: Arc<dyn UpstreamSource> = Arc::new(tunnels.clone());
-        tokio::spawn(peers.clone().serve(listener, Arc::clone(&local), stop.clone()));
-        let connect = peers.clone().connect(Discovery::Addresses(addresses.clone()));
+        tokio::spawn(
+            peers
+                .clone()
+                .serve(listener, Arc::clone(&local), stop.clone()),
+        );
+        let connect = peers
+            .clone()
+            .connect(Discovery::Addresses(addresses.clone()));
         tokio::spawn(connecting.clone().run_until_cancelled_owned(connect));
         let upstreams = Arc::new(AllUpstreams::new(local, peers.clone()));
         let settings = ProxySettings::default();
-        let setup = Setup::replica(settings, upstreams, tunnels.clone(), Arc::clone(&api_server), CancellationToken::new());
+        let setup = Setup::replica(
+            settings,
+            upstreams,
+            tunnels.clone(),
+            Arc::clone(&api_server),
+            CancellationToken::new(),
+        );
         replicas.push(Replica {
             setup: setup.await,
             peers,
@@ -90,7 +115,12 @@ async fn replicas(number: usize) -> (Vec<Replica>, Arc<ApiServer>, Authority, Ve
             _connecting: connecting.drop_guard(),
         });
     }
-    let session = tunnel_to(&api_server, AcceptorSettings::default(), &CancellationToken::new()).await;
+    let session = tunnel_to(
+        &api_server,
+        AcceptorSettings::default(),
+        &CancellationToken::new(),
+    )
+    .await;
     replicas[0].tunnels.insert(CLUSTER, session);
     replicas[0].report(true);
     for replica in &replicas[1..] {
@@ -104,26 +134,41 @@ async fn any_replica_serves_any_cluster() {
     let (replicas, api_server, ..) = replicas(3).await;
     for replica in &replicas {
         let (status, received) = replica.setup.get(VERSION_PATH).await;
-        assert_eq!((status, received["target"].as_str()), (200, Some("/version")), "{received}");
+        assert_eq!(
+            (status, received["target"].as_str()),
+            (200, Some("/version")),
+            "{received}"
+        );
         let headers = received["headers"].to_string();
         assert!(headers.contains("impersonate-user: anna"), "{headers}");
         assert!(!headers.contains("standin"), "{headers}");
         // The replica that the client has chosen writes the row, and no other one.
         assert_eq!(replica.setup.audited(1).await.status, 200);
-        assert_eq!(replica.peers.tunnels(CLUSTER).len(), usize::from(replica.peers.0.replica != "0"));
+        assert_eq!(
+            replica.peers.tunnels(CLUSTER).len(),
+            usize::from(replica.peers.0.replica != "0")
+        );
     }
     let remote = &replicas[1];
     // A client that disconnects cancels its stream behind the other replica.
     let mut open = api_server.open.subscribe();
     let mut client = remote.setup.connect_http1().await;
-    let watch = client.send_request(request("GET", WATCH).body(full(Bytes::new())).unwrap()).await.unwrap();
+    let watch = client
+        .send_request(request("GET", WATCH).body(full(Bytes::new())).unwrap())
+        .await
+        .unwrap();
     open.wait_for(|open| *open == 1).await.unwrap();
     drop((watch, client));
     open.wait_for(|open| *open == 0).await.unwrap();
     // Upgrades
-    let upgrade = request("POST", EXEC).header("connection", "Upgrade").header(UPGRADE, "SPDY/3.1");
+    let upgrade = request("POST", EXEC)
+        .header("connection", "Upgrade")
+        .header(UPGRADE, "SPDY/3.1");
     let mut client = remote.setup.connect_http1().await;
-    let response = client.send_request(upgrade.body(full(Bytes::new())).unwrap()).await.unwrap();
+    let response = client
+        .send_request(upgrade.body(full(Bytes::new())).unwrap())
+        .await
+        .unwrap();
     assert_eq!(response.status(), 101);
     let mut stream = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
     stream.write_all(b"hello").await.unwrap();
@@ -142,7 +187,11 @@ async fn a_request_has_one_hop_only() {
     replicas[0].sees(&["1"]).await;
     for replica in &replicas {
         let (status, body) = replica.setup.get(VERSION_PATH).await;
-        assert_eq!((status, body["details"]["retryAfterSeconds"].as_u64()), (503, Some(1)), "{body}");
+        assert_eq!(
+            (status, body["details"]["retryAfterSeconds"].as_u64()),
+            (503, Some(1)),
+            "{body}"
+        );
     }
 }
 
@@ -200,7 +249,9 @@ async fn an_agent_is_no_peer() {
             .with_root_certificates(roots.clone())
     };
     let key = PrivateKeyDer::from_pem_slice(key.to_pem().as_bytes()).unwrap();
-    let agent = config().with_client_auth_cert(vec![certificate(&issued.certificate_pem)], key).unwrap();
+    let agent = config()
+        .with_client_auth_cert(vec![certificate(&issued.certificate_pem)], key)
+        .unwrap();
     for config in [agent, config().with_no_client_auth()] {
         let stream = TcpStream::connect(addresses[0]).await.unwrap();
         let connector = TlsConnector::from(Arc::new(config));

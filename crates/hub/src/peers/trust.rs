@@ -7,8 +7,8 @@ use std::time::Duration;
 use authority::{Authority, Facts, PrivateKey, Profile, Usage};
 use error_chain::error_chain;
 use jiff::{SignedDuration, Timestamp};
-use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::NoServerSessionStorage;
 use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -49,7 +49,9 @@ impl PeerTls {
         let tls13 = &[&rustls::version::TLS13];
         let mut roots = RootCertStore::empty();
         for authority in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
-            let unreadable = |error: rustls::pki_types::pem::Error| Error::UnreadableCertificate(error.to_string());
+            let unreadable = |error: rustls::pki_types::pem::Error| {
+                Error::UnreadableCertificate(error.to_string())
+            };
             roots.add(authority.map_err(unreadable)?)?;
         }
         let mut client = ClientConfig::builder_with_provider(provider())
@@ -75,7 +77,8 @@ impl PeerTls {
 
     pub(super) fn of(certificates: &Certificates) -> Result<Self> {
         let authorities = &certificates.authorities;
-        Self::issue(authorities.signing(), authorities.bundle(), Timestamp::now())
+        let signing = authorities.trust().signing();
+        Self::issue(signing, authorities.bundle(), Timestamp::now())
     }
 }
 
@@ -92,7 +95,10 @@ pub(super) fn is_replica(certificates: Option<&[CertificateDer<'_>]>) -> bool {
 }
 
 /// Issues another certificate when it is due, or when the authorities change. Never returns.
-pub(super) async fn run(mut certificates: watch::Receiver<Certificates>, current: watch::Sender<Arc<PeerTls>>) {
+pub(super) async fn run(
+    mut certificates: watch::Receiver<Certificates>,
+    current: watch::Sender<Arc<PeerTls>>,
+) {
     let mut has_failed = false;
     loop {
         let have_changed = tokio::select! {
@@ -102,7 +108,12 @@ pub(super) async fn run(mut certificates: watch::Receiver<Certificates>, current
             },
             () = sleep(POLL_INTERVAL) => has_failed,
         };
-        if !have_changed && !current.borrow().certificate.is_renewal_due(Timestamp::now()) {
+        if !have_changed
+            && !current
+                .borrow()
+                .certificate
+                .is_renewal_due(Timestamp::now())
+        {
             continue;
         }
         let issued = PeerTls::of(&certificates.borrow_and_update());
