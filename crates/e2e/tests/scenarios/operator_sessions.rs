@@ -8,6 +8,7 @@ pub(crate) mod policies;
 mod resuming;
 pub(crate) mod secrets;
 pub(crate) mod serving;
+mod unconfirmed;
 
 use std::fs;
 use std::path::PathBuf;
