@@ -8,6 +8,7 @@ use e2e::{Scenario, TestNamespace, until};
 use super::super::cluster_sessions::{start_checkout, succeed};
 use super::super::operator::Operator;
 use super::super::support::{exec_for, standin_for};
+use super::shared_service::a_service_gives_no_right_to_its_pods;
 use super::unconfirmed::an_agent_that_does_not_confirm_gets_no_traffic;
 use super::{
     Shell, User, run_operator_command, session_for, wait_until_nothing_is_left,
@@ -25,6 +26,7 @@ pub(super) async fn errors_are_reported(scenario: &Scenario<'_>) -> Result<()> {
     with_operator_values(scenario, values, async |operator| {
         let user = permissions_are_checked_by_the_operator(scenario, &shop)?;
         a_removed_permission_ends_the_session(scenario, &shop, &user).await?;
+        a_service_gives_no_right_to_its_pods(scenario, &shop).await?;
         an_agent_that_does_not_confirm_gets_no_traffic(scenario, &shop, operator).await?;
         the_operator_can_be_disabled(scenario, &shop)?;
         wait_until_nothing_is_left(&shop).await?;
