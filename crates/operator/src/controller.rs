@@ -194,3 +194,6 @@ fn requeue_after_error(
     );
     Action::requeue(RETRY_DELAY)
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,9 +10,9 @@ use super::super::member_client::HealthCheck;
 use super::super::stub;
 use super::*;
 use crate::background::Background;
+use crate::fixture;
 use crate::metrics::FailedTasks;
 use crate::multicluster::clusters::Member;
-use crate::settings::SessionSettings;
 
 fn now() -> Timestamp {
     "2026-01-27T09:22:55Z".parse().unwrap()
@@ -154,29 +154,31 @@ fn clusters(members: Vec<Member>) -> MultiCluster {
     }
 }
 
+impl MemberClusters {
+    /// The members of a Primary, without a controller.
+    pub(crate) fn of(client: Client, clusters: MultiCluster) -> Self {
+        let background = Background::new(CancellationToken::new(), FailedTasks::default());
+        Self {
+            settings: PrimarySettings {
+                config_map: "clusters".to_owned(),
+                session: fixture::settings().session,
+                startup_timeout: Duration::from_secs(75),
+            },
+            membership: watch::Sender::new(Arc::new(Membership::new(clusters))),
+            configuration_error: watch::Sender::default(),
+            sessions: ParentCache::start(client.clone(), &background, "parents"),
+            secrets: Api::namespaced(client.clone(), "tools"),
+            client,
+            eks: None,
+            namespace: "tools".to_owned(),
+        }
+    }
+}
+
 /// A Primary with the member east.
 fn member_clusters(client: Client) -> MemberClusters {
-    let background = Background::new(CancellationToken::new(), FailedTasks::default());
     let east = stub::member(AuthMethod::BearerToken);
-    MemberClusters {
-        settings: PrimarySettings {
-            config_map: "clusters".to_owned(),
-            session: SessionSettings {
-                time_to_live: Duration::from_secs(60),
-                max_resume: Duration::from_secs(900),
-                max_age: None,
-                review_interval: Duration::from_secs(300),
-            },
-            startup_timeout: Duration::from_secs(75),
-        },
-        membership: watch::Sender::new(Arc::new(Membership::new(clusters(vec![east])))),
-        configuration_error: watch::Sender::default(),
-        sessions: ParentCache::start(client.clone(), &background, "parents"),
-        secrets: Api::namespaced(client.clone(), "tools"),
-        client,
-        eks: None,
-        namespace: "tools".to_owned(),
-    }
+    MemberClusters::of(client, clusters(vec![east]))
 }
 
 /// Changes of the configuration take effect at once, and do not disturb other members.

@@ -1,12 +1,15 @@
-use api::connect::OnConcurrentSteal;
+use api::connect::{CLIENT_CERTIFICATE_HEADER, OnConcurrentSteal, SESSION_ID_HEADER};
 use api::multicluster::{MultiClusterPhase, OnUnreachable};
 use api::session::{SessionClosed, SessionId};
 use api::{MirrordMultiClusterSessionStatus, SessionData, TargetPath};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use link::tls::Fingerprint;
+use serde_json::json;
 
 use super::*;
 use crate::connect::resume::check_resume;
+use crate::fixture::{self, api_server};
+use crate::settings::Settings;
 
 fn clusters() -> MultiCluster {
     MultiCluster {
@@ -97,6 +100,60 @@ fn a_management_only_primary_has_no_sessions_of_its_own() {
     assert_eq!(refusal.code.as_u16(), 422);
     let expected = "the cluster hub only coordinates others";
     assert!(refusal.message.starts_with(expected), "{}", refusal.message);
+}
+
+/// `operator.agent.targetless: false` of the Primary holds for sessions over several clusters.
+#[tokio::test(start_paused = true)]
+async fn a_session_without_a_target_is_refused_if_the_primary_does_not_allow_them() {
+    let connect_request = ConnectRequest {
+        namespace: "shop".to_owned(),
+        target: "targetless".parse().unwrap(),
+        parameters: ConnectParameters::default(),
+    };
+    let headers = HeaderMap::from_iter([
+        (SESSION_ID_HEADER.parse().unwrap(), "171".parse().unwrap()),
+        (
+            CLIENT_CERTIFICATE_HEADER.parse().unwrap(),
+            "AAEC".parse().unwrap(),
+        ),
+    ]);
+    let user = User {
+        name: "anna".to_owned(),
+        ..User::default()
+    };
+    for (targetless, code) in [(false, 422), (true, 503)] {
+        let (client, writes) = api_server(|path, _| {
+            let is_review = path.contains("/subjectaccessreviews");
+            is_review.then(|| {
+                json!({
+                    "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+                    "metadata": {}, "spec": {}, "status": {"allowed": true},
+                })
+            })
+        });
+        let settings = Settings {
+            targetless,
+            ..fixture::settings()
+        };
+        let shared = fixture::shared(client, settings, Some(clusters()));
+        let members = shared.members.as_ref().unwrap();
+        let refusal = admit(&shared, members, &user, &connect_request, &headers).await;
+        let refusal = refusal.unwrap_err();
+        // Where it is allowed, the session waits for the controller, which does not run here.
+        assert_eq!(refusal.code.as_u16(), code, "{}", refusal.message);
+        let value = "`operator.agent.targetless` of its chart";
+        assert_eq!(
+            refusal.message.contains(value),
+            !targetless,
+            "{}",
+            refusal.message
+        );
+        let writes = writes.lock();
+        let parents = writes
+            .iter()
+            .filter(|(path, _)| path.contains("/mirrordmulticlustersessions"));
+        assert_eq!(parents.count(), usize::from(targetless), "{writes:?}");
+    }
 }
 
 #[test]
