@@ -37,8 +37,9 @@ pub(crate) use self::validate::{agent_mode, workload};
 use crate::Shared;
 use crate::background::catch_panic;
 use crate::cache::ChangeHash as _;
-use crate::connect::check_targetless;
+use crate::connect::{check_local, check_targetless};
 use crate::error::Error;
+use crate::multicluster::member_clusters::connect::LocalSession;
 use crate::multicluster::sessions::assertion;
 
 /// The requeue delay after a failure of the cluster. An invalid spec is no failure.
@@ -155,6 +156,10 @@ async fn reconcile_active(
         // A Primary creates sessions of users that this operator did not check.
         let missing = Observed::missing(refusal.message);
         return Ok(plan(session, None, &missing, mode, now));
+    }
+    // Each time: the configuration may have changed.
+    if let Err(refusal) = check_local(shared, LocalSession::of(session)) {
+        return Ok(plan_denied(session, refusal.message, now));
     }
     // Each time: this cluster's rules and the user that a Primary asserts may have changed.
     if let Err(refusal) = assertion::authorize_child(shared, session).await {

@@ -91,15 +91,25 @@ fn a_parent_has_the_clusters_of_the_session() {
 
 #[test]
 fn a_management_only_primary_has_no_sessions_of_its_own() {
-    assert!(check_local(&clusters()).is_ok());
     let management_only = MultiCluster {
         is_management_only: true,
         ..clusters()
     };
-    let refusal = check_local(&management_only).unwrap_err();
-    assert_eq!(refusal.code.as_u16(), 422);
-    let expected = "the cluster hub only coordinates others";
-    assert!(refusal.message.starts_with(expected), "{}", refusal.message);
+    let cases = [
+        (LocalSession::Single, "leave `multi_cluster: false` out"),
+        (
+            LocalSession::Child,
+            "remove it from the clusters of the Primary",
+        ),
+    ];
+    for (session, next_step) in cases {
+        assert!(check_local(&clusters(), session).is_ok());
+        let Refusal { code, message, .. } = check_local(&management_only, session).unwrap_err();
+        assert_eq!(code.as_u16(), 422);
+        let expected = "the cluster hub only coordinates others";
+        assert!(message.starts_with(expected), "{message}");
+        assert!(message.contains(next_step), "{message}");
+    }
 }
 
 /// `operator.agent.targetless: false` of the Primary holds for sessions over several clusters.
