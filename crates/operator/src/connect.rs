@@ -259,6 +259,7 @@ impl Caller {
             hostname: self.hostname.clone(),
             k8s_username: user.name.clone(),
             k8s_groups: user.groups.clone(),
+            k8s_extra: user.extra.clone(),
         }
     }
 }

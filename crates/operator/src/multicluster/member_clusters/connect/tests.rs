@@ -36,7 +36,7 @@ fn parent_of(
     let user = User {
         name: name.to_owned(),
         groups: vec!["developers".to_owned()],
-        extra: Vec::new(),
+        extra: [("team".to_owned(), vec!["shop".to_owned()])].into(),
     };
     let connect_request = ConnectRequest {
         namespace: "shop".to_owned(),
@@ -75,6 +75,7 @@ fn a_parent_has_the_clusters_of_the_session() {
     // The Primary asserts these to its members.
     assert_eq!(parent.spec.owner.k8s_username, "anna");
     assert_eq!(parent.spec.owner.k8s_groups, ["developers"]);
+    assert_eq!(parent.spec.owner.k8s_extra["team"], ["shop"]);
     assert_eq!(parent.spec.target_alias, "deployment.web");
     assert_eq!(parent.spec.data, data());
     assert_eq!(
