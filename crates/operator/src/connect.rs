@@ -1,5 +1,6 @@
 //! Connections of clients: authorization, the session's object, and the relay of bytes in both directions.
 
+pub(crate) mod client_connection;
 pub(crate) mod ports;
 pub(crate) mod relay;
 pub(crate) mod resume;
