@@ -6,6 +6,7 @@
 
 mod apply;
 mod observe;
+mod observed;
 mod plan;
 mod service_pods;
 mod validate;
@@ -29,8 +30,9 @@ use kube::runtime::reflector::{ObjectRef, store};
 use kube::runtime::{PredicateConfig, WatchStreamExt as _, reflector, watcher};
 use kube::{Api, ResourceExt as _};
 
+use self::observed::Observed;
 pub(crate) use self::plan::plan_close;
-use self::plan::{Observed, Plan, plan, plan_deletion, plan_denied, requeue_delay};
+use self::plan::{Plan, plan, plan_deletion, plan_denied, requeue_delay};
 use self::validate::Invalid;
 pub(crate) use self::validate::ValidatedSpec;
 pub(crate) use self::validate::{agent_mode, workload};
