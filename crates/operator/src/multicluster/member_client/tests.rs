@@ -1,3 +1,5 @@
+use api::operator::MultiClusterRoles;
+use api::{MirrordOperatorSpec, MirrordOperatorStatus};
 use serde_json::json;
 
 use super::*;
@@ -196,5 +198,30 @@ async fn a_missing_role_is_an_error_of_the_member() {
             let text = error.unwrap().to_string();
             assert!(text.contains("has no role in AWS") && text.contains("sa.roleArn"), "{text}");
         }
+    }
+}
+
+/// A Primary without targets that another Primary names as its member.
+#[test]
+fn a_management_only_member_has_no_sessions() {
+    let operator = |roles: Option<MultiClusterRoles>| {
+        let spec = MirrordOperatorSpec {
+            multi_cluster: roles,
+            ..MirrordOperatorSpec::default()
+        };
+        MirrordOperator::new(spec, MirrordOperatorStatus::default())
+    };
+    let primary = |management_only| MultiClusterRoles {
+        management_only,
+        ..MultiClusterRoles::default()
+    };
+    let cases = [
+        (None, false),
+        (Some(primary(false)), false),
+        (Some(primary(true)), true),
+    ];
+    for (roles, expected) in cases {
+        let refusal = management_refusal(&operator(roles.clone()));
+        assert_eq!(refusal.is_some(), expected, "{roles:?}: {refusal:?}");
     }
 }
