@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, ensure};
 use lab::Paths;
 use lab::hostile::{HostileConnections, LOADED, POD, listeners_of_pods, listeners_of_sessions};
 use lab::image::recipes;
-use serde_json::Value;
 
+use super::{health, list};
 use crate::bench::kubernetes::operator::NAMESPACE as OPERATOR_NAMESPACE;
 use crate::bench::kubernetes::site::{AccessPath, NAMESPACE, Site, TARGET};
 use crate::bench::kubernetes::start::session;
@@ -208,16 +208,4 @@ impl Load {
 /// Empty until the pod has started.
 fn log_of_load(site: &Site) -> String {
     site.kubectl(&["logs", POD]).unwrap_or_default()
-}
-
-/// How often the operator's pods have restarted, and the probes that failed.
-fn health(site: &Site) -> Result<Vec<String>> {
-    let pods = list(site, "pods", OPERATOR_NAMESPACE)?;
-    let events = list(site, "events", OPERATOR_NAMESPACE)?;
-    Ok(lab::hostile::health(&pods, &events))
-}
-
-fn list(site: &Site, kind: &str, namespace: &str) -> Result<Value> {
-    let list = site.kubectl(&["get", kind, "--namespace", namespace, "--output=json"])?;
-    Ok(serde_json::from_str(&list)?)
 }
