@@ -2,6 +2,7 @@
 //! change of a policy.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use crate::bench::kubernetes::start::session;
 use crate::bench::session::percentile;
 use crate::bench::session::programs::{Programs, end, log};
 use crate::bench::{Extent, Row};
+use crate::soak::Cycle;
 
 /// To each listener.
 const CONNECTIONS: usize = 10_000;
@@ -67,8 +69,11 @@ pub(super) fn rows(programs: &Programs, extent: &Extent) -> Result<Vec<Row>> {
 }
 
 /// One cycle of the soak: sessions start, policies change, no container restarts and no probe fails.
-pub(crate) fn soak(_: u32) -> Result<()> {
-    let extent = Extent::default();
+pub(crate) fn soak(cycle: &Cycle<'_>) -> Result<()> {
+    let extent = Extent {
+        programs: cycle.programs.map(Path::to_owned),
+        ..Extent::default()
+    };
     let mut site = site(&Programs::find(&extent)?, &extent)?;
     let load = Load::start(&mut site)?;
     measure(&mut site, SOAK_ROUNDS)?;
