@@ -101,7 +101,7 @@ const BENCHES: &[Bench] = &[
     },
     Bench {
         name: "hostile",
-        description: "hostile peers: what their connections cost sessions with an operator; the agent's memory with stalled clients",
+        description: "hostile peers: what their connections cost sessions with an operator; a Primary with a hostile member; the agent's memory with stalled clients",
         prepare: hostile::prepare,
         needs_root: true,
         measure: hostile::measure,

@@ -417,7 +417,7 @@ async fn check_refusal(client: &Client) -> Option<Option<String>> {
         Ok(Err(kube::Error::Api(status))) if !is_busy(Some(status.code)) => Some(Some(format!(
             "the member refuses sessions of this operator: {}; its account there needs the ClusterRole \
              mirrord-operator-envoy-remote, and the name or the group that the member's chart expects",
-            status.message
+            bounds::text(&status.message)
         ))),
         _ => None,
     }

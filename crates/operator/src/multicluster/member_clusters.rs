@@ -188,7 +188,7 @@ impl MemberClusters {
                     None
                 }
                 Err(error) => {
-                    let error = error_chain(&error);
+                    let error = bounds::text(&error_chain(&error));
                     tracing::warn!(cluster = member, error, "token refresh failed");
                     Some(error)
                 }

@@ -240,14 +240,28 @@ pub(in crate::bench) fn memory(pid: u32) -> Result<f64> {
     Ok(total)
 }
 
+/// Forgets the peak memory of a process so far.
+pub(in crate::bench) fn reset_peak_memory(pid: u32) -> Result<()> {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5").context("resetting the peak memory")
+}
+
+/// The peak of the resident memory of a process since its reset, in MiB.
+pub(in crate::bench) fn peak_memory(pid: u32) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    kibibytes(&text, "VmHWM:").map(|kibibytes| kibibytes / KIBIBYTE)
+}
+
 fn own_memory(pid: u32) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    kibibytes(&text, "Pss:").map(|kibibytes| kibibytes / KIBIBYTE)
+}
+
+/// The number of a line that begins with this name.
+fn kibibytes(text: &str, name: &str) -> Result<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
     let number = line.and_then(|line| line.split_whitespace().next());
-    let kibibytes: f64 = number
-        .context("the kernel does not report the PSS")?
-        .parse()?;
-    Ok(kibibytes / KIBIBYTE)
+    let number = number.with_context(|| format!("the kernel does not report {name}"))?;
+    Ok(number.parse()?)
 }
 
 /// The kernel's clock ticks per second.

@@ -182,6 +182,19 @@ async fn a_member_that_would_refuse_sessions_says_so() {
     }
 }
 
+/// The refusal of a member is written into the operator's status.
+#[tokio::test]
+async fn a_long_refusal_is_shortened() {
+    let response = json!({
+        "kind": "Status", "status": "Failure", "code": 403, "reason": "",
+        "message": format!("\u{1b}[2J{}", "x".repeat(20_000)),
+    });
+    let client = stub::client(move |_| stub::json_response(http::StatusCode::FORBIDDEN, &response));
+    let refusal = check_refusal(&client).await.unwrap().unwrap();
+    assert!(refusal.len() < 2000, "{} bytes", refusal.len());
+    assert!(!refusal.contains('\u{1b}'), "{refusal:?}");
+}
+
 /// Without a role, only the members on EKS cannot be used.
 #[tokio::test]
 async fn a_missing_role_is_an_error_of_the_member() {
