@@ -58,8 +58,34 @@ pub enum Error {
     },
     #[error("{0:?} is not a hash of a key, which is `sha256:` and 64 hex digits")]
     KeyHash(String),
+    #[error(
+        "an authority has to live at least twice as long as its certificates, the overlap and the distribution together, \
+         all of which have to be positive, and a hundred years at most"
+    )]
+    Policy,
+    #[error("the Secret has no {0}; store the certificate and the key of the authority together")]
+    Missing(&'static str),
+    #[error("{0} in the Secret is not text; it has to be in PEM")]
+    NotText(&'static str),
+    #[error("{key} in the Secret cannot be used")]
+    Stored {
+        key: &'static str,
+        source: Box<Error>,
+    },
+    #[error("rotation.json in the Secret cannot be read, and may be removed: {0}")]
+    Notes(String),
     #[error("the system has no random numbers")]
     Randomness,
     #[error("cannot make a certificate")]
     Make(#[from] rcgen::Error),
+}
+
+impl Error {
+    /// The error of a value that is stored under this key.
+    pub(crate) fn stored(self, key: &'static str) -> Self {
+        Self::Stored {
+            key,
+            source: Box::new(self),
+        }
+    }
 }

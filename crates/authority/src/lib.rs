@@ -5,13 +5,17 @@
 //!
 //! - [`Authority`] signs; what it signs is described by a [`Profile`].
 //! - [`Facts`] is what a certificate says, for any certificate.
+//! - [`life`] decides whether a certificate is still accepted, and when it has to be renewed.
+//! - [`rotation`] replaces an authority by a new one without a moment at which a peer cannot verify a certificate.
 
 mod authority;
 mod error;
 mod facts;
 mod key;
+pub mod life;
 mod pem;
 mod request;
+pub mod rotation;
 
 pub use self::authority::{Authority, Issued, Profile, Usage};
 pub use self::error::Error;

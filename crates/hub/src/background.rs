@@ -111,6 +111,7 @@ fn panic_message(payload: &(dyn Any + Send)) -> String {
 mod tests {
     use super::*;
     use crate::metrics::Metrics;
+    use crate::sessions::Sessions;
 
     /// The failure and the metrics of a replica that runs this task.
     async fn failure_of(work: impl Future<Output = ()> + Send + 'static) -> (String, String) {
@@ -120,7 +121,7 @@ mod tests {
         background.spawn("worker", work);
         ending.cancelled().await;
         let failure = background.failure().unwrap().to_string();
-        (failure, metrics.text())
+        (failure, metrics.text(&Sessions::new(), jiff::Timestamp::now()))
     }
 
     #[tokio::test]

@@ -10,7 +10,8 @@ mod public;
 use std::sync::Arc;
 use std::time::Duration;
 
-use authority::{Authority, Facts, KeyHash, PrivateKey, Profile, Usage};
+use authority::rotation::Policy;
+use authority::{Facts, KeyHash, PrivateKey, Profile, Usage};
 use error_chain::error_chain;
 use jiff::Timestamp;
 use kube::Client;
@@ -23,15 +24,18 @@ use self::authorities::AuthorityStore;
 use self::public::PublicFiles;
 use crate::configuration::Configuration;
 use crate::error::Result;
+use crate::registry::Registry;
 use crate::secrets::{SharedSecret, text};
 use crate::settings::Settings;
 use crate::tls::{self, ServedCertificates};
 
 /// This is also the longest time until a change of a Secret or a file takes effect.
-const POLL_INTERVAL: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The key in the server's Secret.
 const SERVER_KEY: &str = "tls.key";
+/// The beginning of the common name of generated authorities.
+const AUTHORITY_NAME: &str = "standin-hub";
 /// The common name of the hub's certificate. Clients verify its alternative names.
 const SERVER_NAME: &str = "standin-hub";
 
@@ -48,6 +52,7 @@ pub(crate) struct Certificates {
 /// Rotates the certificates.
 pub(crate) struct CertificateRotator {
     authorities: AuthorityStore,
+    registry: Registry,
     key: PrivateKey,
     public: Option<PublicFiles>,
     own_names: Vec<String>,
@@ -73,6 +78,7 @@ impl CertificateRotator {
         client: &Client,
         settings: &Settings,
         configuration: watch::Receiver<Configuration>,
+        registry: Registry,
     ) -> Result<Self> {
         let now = Timestamp::now();
         let secret = |name| SharedSecret::new(client.clone(), &settings.namespace, name);
@@ -80,9 +86,10 @@ impl CertificateRotator {
         let key = server_key(&secret(&settings.server_secret)).await?;
         let public = settings.public_certificate.clone().map(PublicFiles::new);
         let own_names = settings.host_names();
-        let current = authorities.ensure(&configuration.borrow().clone(), now).await?;
-        let issued = issue(&current, &key, &configuration.borrow(), &own_names, public.as_ref(), now).await?;
-        let (served, serving) = issued;
+        let read = configuration.borrow().clone();
+        let current = authorities.ensure(&policy(&read)?, None, now).await?;
+        let (served, serving) =
+            issue(&current, &key, &read, &own_names, public.as_ref(), now).await?;
         let certificates = Certificates {
             verifier: tls::client_verifier(current.bundle())?,
             server_pin: public.is_none().then(|| key.key()),
@@ -90,6 +97,7 @@ impl CertificateRotator {
         };
         Ok(Self {
             authorities,
+            registry,
             key,
             public,
             own_names,
@@ -131,14 +139,17 @@ impl CertificateRotator {
 
     async fn reconcile(&mut self, now: Timestamp) -> Result<()> {
         let configuration = self.configuration.borrow_and_update().clone();
-        let authorities = self.authorities.ensure(&configuration, now).await?;
+        let policy = policy(&configuration)?;
+        let peers = self.registry.peers(now);
+        let ensured = self.authorities.ensure(&policy, peers.as_deref(), now);
+        let authorities = ensured.await?;
         let names = server_names(&configuration, &self.own_names);
         let public = match &self.public {
             Some(public) => Some(public.read().await?.fingerprint),
             None => None,
         };
         let is_current = self.served.names == names
-            && self.served.authority == authorities.signing().facts().fingerprint
+            && self.served.authority == authorities.trust().signing().facts().fingerprint
             && self.served.public == public
             && !self.served.certificate.is_renewal_due(now);
         if !is_current {
@@ -161,6 +172,10 @@ impl CertificateRotator {
     }
 }
 
+fn policy(configuration: &Configuration) -> Result<Policy> {
+    Ok(Policy::new(AUTHORITY_NAME, configuration.agent.durations())?)
+}
+
 fn server_names(configuration: &Configuration, own_names: &[String]) -> Vec<String> {
     let mut names = own_names.to_vec();
     for name in configuration.server_names() {
@@ -181,15 +196,15 @@ async fn issue(
     now: Timestamp,
 ) -> Result<(Served, ServedCertificates)> {
     let names = server_names(configuration, own_names);
-    let signing: &Authority = authorities.signing();
+    let trust = authorities.trust();
     let profile = Profile {
         common_name: SERVER_NAME.to_owned(),
         names: names.clone(),
         usage: Usage::Server,
         lifetime: configuration.agent.certificate_lifetime(),
     };
-    let issued = signing.issue(key, &profile, now)?;
-    let chain = format!("{}{}", issued.certificate_pem, signing.certificate_pem());
+    let issued = trust.issue(key, &profile, now)?;
+    let chain = format!("{}{}", issued.certificate_pem, trust.signing().certificate_pem());
     let own = tls::certified_key(&chain, key.to_pem())?;
     let (public, fingerprint) = match public {
         Some(files) => {
@@ -201,7 +216,7 @@ async fn issue(
     let served = Served {
         certificate: issued.facts,
         names,
-        authority: signing.facts().fingerprint.clone(),
+        authority: trust.signing().facts().fingerprint.clone(),
         public: fingerprint,
     };
     let serving = ServedCertificates {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use authority::rotation::{Durations, Policy};
 use error_chain::error_chain;
 use jiff::SignedDuration;
 use serde::Deserialize;
@@ -115,6 +116,10 @@ pub(crate) struct AgentConfiguration {
     certificate_lifetime_secs: u32,
     /// Of certificate authorities that the hub generates.
     authority_lifetime_secs: u32,
+    /// How long a rotation of the authority waits for agents that are away. Without it, as long as a certificate is valid.
+    authority_overlap_secs: Option<u32>,
+    /// More than it takes until every replica has read a change of the authority's Secret.
+    authority_distribution_secs: u32,
     pub(crate) registrations: RateConfiguration,
     pub(crate) limits: TunnelLimits,
 }
@@ -148,6 +153,8 @@ impl Default for AgentConfiguration {
             token_lifetime_secs: 15 * 60,
             certificate_lifetime_secs: 90 * 24 * 3600,
             authority_lifetime_secs: 10 * 365 * 24 * 3600,
+            authority_overlap_secs: None,
+            authority_distribution_secs: 120,
             registrations: RateConfiguration::default(),
             limits: TunnelLimits::default(),
         }
@@ -198,8 +205,15 @@ impl AgentConfiguration {
         SignedDuration::from_secs(self.certificate_lifetime_secs.into())
     }
 
-    pub(crate) fn authority_lifetime(&self) -> SignedDuration {
-        SignedDuration::from_secs(self.authority_lifetime_secs.into())
+    /// How long authorities and certificates last.
+    pub(crate) fn durations(&self) -> Durations {
+        let seconds = |seconds: u32| SignedDuration::from_secs(seconds.into());
+        Durations {
+            authority: seconds(self.authority_lifetime_secs),
+            certificate: self.certificate_lifetime(),
+            overlap: self.authority_overlap_secs.map(seconds),
+            distribution: seconds(self.authority_distribution_secs),
+        }
     }
 }
 
@@ -307,13 +321,11 @@ impl Configuration {
                 return Err(format!("agent.{key}: {value} is not from {min} to {max}"));
             }
         }
-        if agent.authority_lifetime_secs < agent.certificate_lifetime_secs {
-            return Err(
-                "agent.authorityLifetimeSecs: must be at least agent.certificateLifetimeSecs"
-                    .to_owned(),
-            );
-        }
-        Ok(())
+        Policy::new("", agent.durations()).map(drop).map_err(|_| {
+            "agent.authorityLifetimeSecs: an authority must live at least twice as long as a certificate and the overlap \
+             together"
+                .to_owned()
+        })
     }
 }
 
@@ -450,7 +462,7 @@ mod tests {
             ("agent: {tunnelSANs: ['a b']}", "`a b` is neither a DNS name nor an IP address"),
             (
                 "agent: {authorityLifetimeSecs: 60, certificateLifetimeSecs: 90}",
-                "must be at least agent.certificateLifetimeSecs",
+                "must live at least twice as long",
             ),
         ] {
             let error = Configuration::parse(text).unwrap_err();

@@ -22,6 +22,11 @@ const CONTROL_PATH: &str = "http://agent/.standin/control";
 /// How much of a version is kept.
 const MAX_VERSION: usize = 64;
 
+/// The length of a fingerprint in hex.
+const FINGERPRINT: usize = 64;
+/// Of authorities that an agent trusts.
+const MAX_AUTHORITIES: usize = 8;
+
 /// Why a control stream has ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ControlError {
@@ -106,7 +111,14 @@ async fn receive(
             sender.send(&response).await?;
         }
         AgentMessage::Trusts { authorities } => {
-            hub.sessions.update(tunnel, |details| details.authorities = authorities);
+            let authorities = authorities.into_iter().filter(|it| it.len() == FINGERPRINT);
+            let authorities: Vec<String> = authorities.take(MAX_AUTHORITIES).collect();
+            let fields = serde_json::json!({ "trustedAuthorities": authorities });
+            // Without it, a rotation of the authority waits for this agent.
+            if let Err(error) = hub.registry.patch_status(cluster, &fields).await {
+                let error = error_chain(&error);
+                tracing::warn!(cluster, error, "cluster status not written");
+            }
         }
         AgentMessage::Unknown => {}
     }

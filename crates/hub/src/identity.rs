@@ -201,6 +201,3 @@ impl AgentIdentity {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests;

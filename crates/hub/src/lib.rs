@@ -54,6 +54,10 @@ mod secrets;
 mod sessions;
 mod settings;
 mod status;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 mod tls;
 mod token_store;
 mod tokens;
@@ -170,14 +174,21 @@ async fn serve(
     let tasks = background.stop_guard();
     let read = Configuration::read(&settings.configuration).await?;
     let configuration = watch::Sender::new(read);
-    let rotator =
-        CertificateRotator::start(&client, &settings, configuration.subscribe()).await?;
+    let registry = Registry::start(client.clone(), &settings.namespace, &background);
+    let rotator = CertificateRotator::start(
+        &client,
+        &settings,
+        configuration.subscribe(),
+        registry.clone(),
+    )
+    .await?;
     let serving = rotator.serving();
     let hub = Arc::new(Hub::new(
         client,
         settings,
         configuration.subscribe(),
         &rotator,
+        registry,
         &background,
         Arc::clone(&metrics),
         ending.clone(),
@@ -275,6 +286,7 @@ impl Hub {
         settings: Settings,
         configuration: watch::Receiver<Configuration>,
         rotator: &CertificateRotator,
+        registry: Registry,
         background: &Background,
         metrics: Arc<Metrics>,
         ending: CancellationToken,
@@ -286,7 +298,6 @@ impl Hub {
         let authorizer = Arc::new(Authorizer::new(client.clone(), namespace.clone()));
         let authenticator = authentication::build(&client, authentication, background).await?;
         let (audit, sessions) = (Audit::new(audit::DEFAULT_CAPACITY), Sessions::new());
-        let registry = Registry::start(client, &namespace, background);
         let (draining, proxy_settings) = (CancellationToken::new(), configuration.borrow().proxy.settings());
         let proxy = Proxy::new(
             Arc::clone(&authorizer),

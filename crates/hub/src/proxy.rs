@@ -33,7 +33,7 @@ use crate::audit::{Audit, AuditEntry};
 use crate::authorize::{Authorizer, Right};
 use crate::body::{Body, BoxError};
 use crate::impersonate;
-use crate::kubernetes_request::{KubernetesRequest, checked};
+use crate::kubernetes_request::{KubernetesRequest, checked, is_cluster_name};
 use crate::status::Status;
 use crate::user::User;
 
@@ -153,7 +153,7 @@ impl Proxy {
         B::Error: Into<BoxError>,
     {
         let path = rest.split_once('?').map_or(rest, |(path, _)| path);
-        let checked = check(request.method(), path, request.uri().query());
+        let checked = check(request.method(), cluster, path, request.uri().query());
         let (checked, mut entry) = match checked {
             Ok(checked) => {
                 let path = checked.target.path();
@@ -296,7 +296,15 @@ struct Prepared {
     failure: BodyFailure,
 }
 
-fn check(method: &Method, path: &str, query: Option<&str>) -> Result<Checked, Status> {
+fn check(
+    method: &Method,
+    cluster: &str,
+    path: &str,
+    query: Option<&str>,
+) -> Result<Checked, Status> {
+    if !is_cluster_name(cluster) {
+        return Err(Status::not_found(format!("no cluster can have the name {cluster:?}")));
+    }
     if *method == Method::CONNECT || *method == Method::TRACE {
         return Err(Status::method_not_allowed(format!(
             "the hub does not forward requests with the method {method}"

@@ -156,7 +156,7 @@ fn sign(hub: &Hub, cluster: &str, request: &SigningRequest, now: Timestamp) -> R
         lifetime: hub.configuration.borrow().agent.certificate_lifetime(),
     };
     let authorities = hub.certificates.borrow().authorities.clone();
-    let issued = authorities.signing().sign(request, &profile, now)?;
+    let issued = authorities.trust().sign(request, &profile, now)?;
     Ok(issued.certificate_pem)
 }
 

@@ -9,14 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::managed_cluster::ManagedCluster;
+use authority::rotation::Peer;
 use error_chain::error_chain;
 use futures_util::StreamExt as _;
+use jiff::Timestamp;
 use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use self::decisions::peer;
 pub(crate) use self::decisions::{is_revoked, needs_registration};
 pub(crate) use self::writes::{Added, is_from_values};
 use crate::Hub;
@@ -55,6 +58,13 @@ impl Registry {
     pub(crate) fn get(&self, name: &str) -> Option<Arc<ManagedCluster>> {
         let clusters = self.clusters.borrow();
         clusters.as_ref()?.get(name).cloned()
+    }
+
+    /// The clusters whose agents have to trust an authority before it signs. `None` while they are not known.
+    pub(crate) fn peers(&self, now: Timestamp) -> Option<Vec<Peer>> {
+        let clusters = self.clusters.borrow();
+        let clusters = clusters.as_ref()?.values();
+        Some(clusters.filter_map(|object| peer(object, now)).collect())
     }
 
     /// The receiver is notified immediately, and then of every change.

@@ -89,8 +89,6 @@ pub(crate) struct Details {
     pub(crate) certificate: Facts,
     pub(crate) agent_version: Option<String>,
     pub(crate) kubernetes_version: Option<String>,
-    /// The fingerprints of the authorities that the agent has stored.
-    pub(crate) authorities: Vec<String>,
 }
 
 impl Tunnel {
@@ -108,7 +106,6 @@ impl Tunnel {
                 certificate,
                 agent_version: None,
                 kubernetes_version: None,
-                authorities: Vec::new(),
             }),
             close_reason: OnceLock::new(),
         }

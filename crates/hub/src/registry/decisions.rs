@@ -5,8 +5,10 @@ use api::managed_cluster::{
     IssuedCertificate, ManagedCluster, ManagedClusterStatus, RevokedCertificate,
 };
 use authority::Facts;
+use authority::rotation::Peer;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
 
 /// Certificates have times in whole seconds.
 const PRECISION: SignedDuration = SignedDuration::from_secs(2);
@@ -50,6 +52,21 @@ pub(crate) fn needs_registration(cluster: &ManagedCluster, now: Timestamp) -> Op
         revoked.any(|it| it.serial == certificate.serial || it.key == certificate.key)
     };
     valid.all(is_listed).then_some(ClusterState::Revoked)
+}
+
+/// The cluster as one whose agent has to trust an authority, if it has a certificate that is accepted.
+pub(super) fn peer(cluster: &ManagedCluster, now: Timestamp) -> Option<Peer> {
+    let status = cluster.status.as_ref()?;
+    let revoked = &cluster.spec.revoked;
+    let accepted = status.certificates.iter().filter(|certificate| {
+        now < certificate.expires_at.0
+            && !revoked.iter().any(|it| it.serial == certificate.serial || it.key == certificate.key)
+    });
+    Some(Peer {
+        name: cluster.name_any(),
+        certificate_expires_at: accepted.map(|certificate| certificate.expires_at.0).max()?,
+        trusts: status.trusted_authorities.iter().cloned().collect(),
+    })
 }
 
 /// Revokes every certificate of the cluster.
