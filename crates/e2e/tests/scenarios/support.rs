@@ -190,15 +190,38 @@ pub(crate) fn load_agent_image(scenario: &Scenario<'_>) -> Result<()> {
         .map_err(|error| anyhow!(error))
 }
 
+/// Loads the image of the hub and its agents into all clusters, once for all scenarios.
+pub(crate) fn load_hub_image(scenario: &Scenario<'_>) -> Result<()> {
+    static LOADED: OnceLock<Result<(), String>> = OnceLock::new();
+    let load = || -> Result<()> {
+        let image = standind::hub_image(standind::HUB_REFERENCE, &server_program()?);
+        let archive = image.write_cached(&Paths::from_environment().images())?;
+        scenario.environment()?.load_image(archive.path())
+    };
+    LOADED
+        .get_or_init(|| load().map_err(|error| format!("{error:#}")))
+        .clone()
+        .map_err(|error| anyhow!(error))
+}
+
+/// `standind` for images. The other server programs are beside it.
+fn server_program() -> Result<PathBuf> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../image");
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let progress = Progress::to_stderr();
+    Ok(standind::build(
+        &repository,
+        &target,
+        Profile::Dev,
+        &progress,
+    )?)
+}
+
 /// The archive with the image of agents and operators.
 pub(crate) fn agent_image() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let build = || -> Result<PathBuf> {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../image");
-        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let progress = Progress::to_stderr();
-        let program = standind::build(&repository, &target, Profile::Dev, &progress)?;
-        let image = standind::image(standind::REFERENCE, &program);
+        let image = standind::image(standind::REFERENCE, &server_program()?);
         let archive = image.write_cached(&Paths::from_environment().images())?;
         Ok(archive.path().to_owned())
     };
