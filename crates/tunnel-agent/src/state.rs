@@ -254,7 +254,13 @@ mod tests {
     fn an_agent_registers_once() {
         let missing = "this agent has no certificate yet";
         check(&secret(), None, None, 1, &format!("wait: {missing}"));
-        check(&secret(), Some("a"), None, 1, &format!("register: {missing}"));
+        check(
+            &secret(),
+            Some("a"),
+            None,
+            1,
+            &format!("register: {missing}"),
+        );
         let registered = registered(CLUSTER, "a");
         check(&registered, Some("a"), None, 1, "connect");
         check(&registered, None, None, 1, "connect");
@@ -266,9 +272,21 @@ mod tests {
     fn an_agent_with_a_useless_certificate_registers_with_a_new_token_only() {
         let registered = registered(CLUSTER, "a");
         let expired = "the agent's certificate expired at 1970-01-02T";
-        check(&registered, Some("a"), None, 25, &format!("wait: {expired}"));
+        check(
+            &registered,
+            Some("a"),
+            None,
+            25,
+            &format!("wait: {expired}"),
+        );
         check(&registered, None, None, 25, &format!("wait: {expired}"));
-        check(&registered, Some("b"), None, 25, &format!("register: {expired}"));
+        check(
+            &registered,
+            Some("b"),
+            None,
+            25,
+            &format!("register: {expired}"),
+        );
         let refused = Some("the certificate is revoked");
         // The cluster may be added again.
         check(&registered, Some("a"), refused, 1, "connect");

@@ -5,7 +5,11 @@ use serde_json::{Value, json};
 use super::rendering::{HUB, TUNNEL_AGENT, find, objects_of, words};
 
 /// The rules of a role, each as resources, names and verbs.
-fn rules(objects: &[Value], kind: &str, name: &str) -> Vec<(Vec<String>, Vec<String>, Vec<String>)> {
+fn rules(
+    objects: &[Value],
+    kind: &str,
+    name: &str,
+) -> Vec<(Vec<String>, Vec<String>, Vec<String>)> {
     let role = find(objects, kind, name).unwrap_or_else(|| panic!("no {kind} {name}"));
     let rules = role["rules"].as_array().unwrap().iter();
     rules
@@ -19,16 +23,28 @@ fn rules(objects: &[Value], kind: &str, name: &str) -> Vec<(Vec<String>, Vec<Str
         .collect()
 }
 
-fn rule(resources: &[&str], names: &[&str], verbs: &[&str]) -> (Vec<String>, Vec<String>, Vec<String>) {
+fn rule(
+    resources: &[&str],
+    names: &[&str],
+    verbs: &[&str],
+) -> (Vec<String>, Vec<String>, Vec<String>) {
     let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     (owned(resources), owned(names), owned(verbs))
 }
 
 #[test]
 fn the_authority_outlives_the_hub_and_nothing_else_does() {
-    let objects = objects_of(HUB, &["agent.caSecretName=ours", "loadBalancer.enabled=true"]);
-    let kept = |object: &&Value| !object["metadata"]["annotations"]["helm.sh/resource-policy"].is_null();
-    let kept: Vec<&Value> = objects.iter().filter(kept).map(|it| &it["metadata"]["name"]).collect();
+    let objects = objects_of(
+        HUB,
+        &["agent.caSecretName=ours", "loadBalancer.enabled=true"],
+    );
+    let kept =
+        |object: &&Value| !object["metadata"]["annotations"]["helm.sh/resource-policy"].is_null();
+    let kept: Vec<&Value> = objects
+        .iter()
+        .filter(kept)
+        .map(|it| &it["metadata"]["name"])
+        .collect();
     assert_eq!(kept, [&json!("ours")]);
     for secret in ["ours", "standin-hub-server", "standin-hub-tokens"] {
         let secret = find(&objects, "Secret", secret).unwrap();
@@ -40,7 +56,9 @@ fn the_authority_outlives_the_hub_and_nothing_else_does() {
 #[test]
 fn the_hub_has_no_right_beyond_its_registry_and_its_secrets() {
     let objects = objects_of(HUB, &["agent.caSecretName=ours"]);
-    let all = ["get", "list", "watch", "create", "update", "patch", "delete"];
+    let all = [
+        "get", "list", "watch", "create", "update", "patch", "delete",
+    ];
     let secrets = ["ours", "standin-hub-server", "standin-hub-tokens"];
     assert_eq!(
         rules(&objects, "Role", "standin-hub"),
@@ -85,24 +103,51 @@ fn check_impersonation(settings: &[&str], expected: &[(&str, &[&str])]) {
 fn full_names_on_the_allow_list_are_enforced_by_the_api_server_too() {
     check_impersonation(
         &["agent.allow.users={anna,bert}", "agent.allow.groups={a,b}"],
-        &[("users", &["anna", "bert"]), ("groups", &["a", "b"]), ("uids", &[])],
+        &[
+            ("users", &["anna", "bert"]),
+            ("groups", &["a", "b"]),
+            ("uids", &[]),
+        ],
     );
     // A rule with a pattern is for all names.
     check_impersonation(
-        &["agent.allow.users={anna,dev-*}", "agent.allow.groups={team-*}"],
+        &[
+            "agent.allow.users={anna,dev-*}",
+            "agent.allow.groups={team-*}",
+        ],
         &[("users", &[]), ("groups", &[]), ("uids", &[])],
     );
     check_impersonation(
-        &["agent.allow.users={system:serviceaccount:ci:deployer}", "agent.allow.groups={}"],
+        &[
+            "agent.allow.users={system:serviceaccount:ci:deployer}",
+            "agent.allow.groups={}",
+        ],
         &[("serviceaccounts", &["deployer"]), ("uids", &[])],
     );
     check_impersonation(
-        &["agent.allow.users={anna,system:serviceaccount:ci:*}", "agent.allow.groups={a}"],
-        &[("users", &["anna"]), ("serviceaccounts", &[]), ("groups", &["a"]), ("uids", &[])],
+        &[
+            "agent.allow.users={anna,system:serviceaccount:ci:*}",
+            "agent.allow.groups={a}",
+        ],
+        &[
+            ("users", &["anna"]),
+            ("serviceaccounts", &[]),
+            ("groups", &["a"]),
+            ("uids", &[]),
+        ],
     );
     check_impersonation(
-        &["agent.allow.users={anna}", "agent.allow.groups={a}", "agent.allow.extraKeys={scopes}"],
-        &[("users", &["anna"]), ("groups", &["a"]), ("uids", &[]), ("userextras/scopes", &[])],
+        &[
+            "agent.allow.users={anna}",
+            "agent.allow.groups={a}",
+            "agent.allow.extraKeys={scopes}",
+        ],
+        &[
+            ("users", &["anna"]),
+            ("groups", &["a"]),
+            ("uids", &[]),
+            ("userextras/scopes", &[]),
+        ],
     );
 }
 
@@ -132,7 +177,10 @@ fn the_pods_are_restricted() {
         let deployment = find(&objects, "Deployment", name).unwrap();
         let pod = &deployment["spec"]["template"]["spec"];
         assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
-        assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        assert_eq!(
+            pod["securityContext"]["seccompProfile"]["type"],
+            "RuntimeDefault"
+        );
         let container = &pod["containers"][0];
         let context = json!({
             "allowPrivilegeEscalation": false,
@@ -150,17 +198,60 @@ fn the_pods_are_restricted() {
 #[test]
 fn optional_objects_of_the_tunnel_are_there_only_when_asked_for() {
     for (chart, kind, name, setting) in [
-        (HUB, "NetworkPolicy", "standin-hub", "networkPolicy.enabled=true"),
-        (HUB, "ServiceMonitor", "standin-hub", "serviceMonitor.enabled=true"),
-        (HUB, "Service", "standin-hub-tunnel", "loadBalancer.enabled=true"),
-        (HUB, "RoleBinding", "standin-hub-user", "userRole.groups={a}"),
-        (TUNNEL_AGENT, "NetworkPolicy", "standin-tunnel-agent", "networkPolicy.enabled=true"),
-        (TUNNEL_AGENT, "ConfigMap", "standin-tunnel-agent", "agent.serverCA=PEM"),
+        (
+            HUB,
+            "NetworkPolicy",
+            "standin-hub",
+            "networkPolicy.enabled=true",
+        ),
+        (
+            HUB,
+            "ServiceMonitor",
+            "standin-hub",
+            "serviceMonitor.enabled=true",
+        ),
+        (
+            HUB,
+            "Service",
+            "standin-hub-tunnel",
+            "loadBalancer.enabled=true",
+        ),
+        (
+            HUB,
+            "RoleBinding",
+            "standin-hub-user",
+            "userRole.groups={a}",
+        ),
+        (
+            TUNNEL_AGENT,
+            "NetworkPolicy",
+            "standin-tunnel-agent",
+            "networkPolicy.enabled=true",
+        ),
+        (
+            TUNNEL_AGENT,
+            "ConfigMap",
+            "standin-tunnel-agent",
+            "agent.serverCA=PEM",
+        ),
     ] {
-        assert!(find(&objects_of(chart, &[]), kind, name).is_none(), "{kind} by itself");
-        assert!(find(&objects_of(chart, &[setting]), kind, name).is_some(), "no {kind}");
+        assert!(
+            find(&objects_of(chart, &[]), kind, name).is_none(),
+            "{kind} by itself"
+        );
+        assert!(
+            find(&objects_of(chart, &[setting]), kind, name).is_some(),
+            "no {kind}"
+        );
     }
-    let budget = |settings: &[&str]| find(&objects_of(HUB, settings), "PodDisruptionBudget", "standin-hub").is_some();
+    let budget = |settings: &[&str]| {
+        find(
+            &objects_of(HUB, settings),
+            "PodDisruptionBudget",
+            "standin-hub",
+        )
+        .is_some()
+    };
     assert!(budget(&[]));
     assert!(!budget(&["hub.replicas=1"]));
 }

@@ -6,17 +6,38 @@ use super::values::ChartValues;
 pub(crate) const HUB_VALUES: ChartValues = ChartValues {
     chart: HUB,
     settings: &[
-        ("agent.authorityLifetimeSecs", "agent.authorityLifetimeSecs=86400"),
+        (
+            "agent.authorityLifetimeSecs",
+            "agent.authorityLifetimeSecs=86400",
+        ),
         ("agent.caSecretName", "agent.caSecretName=ours"),
-        ("agent.certificateLifetimeSecs", "agent.certificateLifetimeSecs=3600"),
+        (
+            "agent.certificateLifetimeSecs",
+            "agent.certificateLifetimeSecs=3600",
+        ),
         ("agent.chart", "agent.chart=oci://registry/agent"),
-        ("agent.limits.bytesInFlight", "agent.limits.bytesInFlight=1048576"),
-        ("agent.limits.newStreamsPerSecond", "agent.limits.newStreamsPerSecond=10"),
-        ("agent.limits.resumeWindowSecs", "agent.limits.resumeWindowSecs=60"),
+        (
+            "agent.limits.bytesInFlight",
+            "agent.limits.bytesInFlight=1048576",
+        ),
+        (
+            "agent.limits.newStreamsPerSecond",
+            "agent.limits.newStreamsPerSecond=10",
+        ),
+        (
+            "agent.limits.resumeWindowSecs",
+            "agent.limits.resumeWindowSecs=60",
+        ),
         ("agent.limits.streams", "agent.limits.streams=10"),
-        ("agent.registrationURL", "agent.registrationURL=https://console.example.com"),
+        (
+            "agent.registrationURL",
+            "agent.registrationURL=https://console.example.com",
+        ),
         ("agent.registrations.burst", "agent.registrations.burst=2"),
-        ("agent.registrations.perSecond", "agent.registrations.perSecond=2"),
+        (
+            "agent.registrations.perSecond",
+            "agent.registrations.perSecond=2",
+        ),
         ("agent.tlsSecretName", "agent.tlsSecretName=public"),
         ("agent.tokenLifetimeSecs", "agent.tokenLifetimeSecs=60"),
         ("agent.tunnelSANs", "agent.tunnelSANs={hub.example.com}"),
@@ -36,7 +57,10 @@ pub(crate) const HUB_VALUES: ChartValues = ChartValues {
             "hub.image.digest=sha256:00000000000000000000000000000000000000000000000000000000000000aa",
         ),
         ("hub.image.pullPolicy", "hub.image.pullPolicy=Always"),
-        ("hub.image.repository", "hub.image.repository=localhost:5000/hub"),
+        (
+            "hub.image.repository",
+            "hub.image.repository=localhost:5000/hub",
+        ),
         ("hub.image.tag", "hub.image.tag=v2"),
         ("hub.imagePullSecrets", "hub.imagePullSecrets={registry}"),
         ("hub.log.json", "hub.log.json=false"),
@@ -46,10 +70,19 @@ pub(crate) const HUB_VALUES: ChartValues = ChartValues {
         ("hub.podLabels", "hub.podLabels.a=b"),
         ("hub.priorityClassName", "hub.priorityClassName=high"),
         ("hub.replicas", "hub.replicas=3"),
-        ("hub.resources.limits.memory", "hub.resources.limits.memory=2Gi"),
+        (
+            "hub.resources.limits.memory",
+            "hub.resources.limits.memory=2Gi",
+        ),
         ("hub.resources.requests.cpu", "hub.resources.requests.cpu=1"),
-        ("hub.resources.requests.memory", "hub.resources.requests.memory=1Gi"),
-        ("hub.tolerations", r#"hub.tolerations=[{"operator":"Exists"}]"#),
+        (
+            "hub.resources.requests.memory",
+            "hub.resources.requests.memory=1Gi",
+        ),
+        (
+            "hub.tolerations",
+            r#"hub.tolerations=[{"operator":"Exists"}]"#,
+        ),
         (
             "loadBalancer.annotations",
             "loadBalancer.enabled=true+loadBalancer.annotations.a=b",
@@ -68,17 +101,26 @@ pub(crate) const HUB_VALUES: ChartValues = ChartValues {
             "networkPolicy.metricsFrom",
             "networkPolicy.enabled=true+networkPolicy.metricsFrom[0].podSelector.matchLabels.app=prometheus",
         ),
-        ("podDisruptionBudget.enabled", "podDisruptionBudget.enabled=false"),
+        (
+            "podDisruptionBudget.enabled",
+            "podDisruptionBudget.enabled=false",
+        ),
         (
             "podDisruptionBudget.maxUnavailable",
             "podDisruptionBudget.maxUnavailable=50%",
         ),
-        ("proxy.allowServiceAccounts", "proxy.allowServiceAccounts=false"),
+        (
+            "proxy.allowServiceAccounts",
+            "proxy.allowServiceAccounts=false",
+        ),
         ("proxy.primaryOperators", "proxy.primaryOperators={a}"),
         ("proxy.responseTimeoutSecs", "proxy.responseTimeoutSecs=10"),
         ("service.annotations", "service.annotations.a=b"),
         ("service.type", "service.type=NodePort"),
-        ("serviceAccount.annotations", "serviceAccount.annotations.a=b"),
+        (
+            "serviceAccount.annotations",
+            "serviceAccount.annotations.a=b",
+        ),
         ("serviceMonitor.enabled", "serviceMonitor.enabled=true"),
         (
             "serviceMonitor.interval",
@@ -122,7 +164,10 @@ pub(crate) const HUB_VALUES: ChartValues = ChartValues {
             "invalid propertyName",
         ),
         ("service.type=ExternalName", "/service/type"),
-        ("networkPolicy.memberCidrs={10.0.0.1/32}", "'memberCidrs' not allowed"),
+        (
+            "networkPolicy.memberCidrs={10.0.0.1/32}",
+            "'memberCidrs' not allowed",
+        ),
     ],
 };
 
@@ -139,9 +184,15 @@ pub(crate) const TUNNEL_AGENT_VALUES: ChartValues = ChartValues {
             "agent.image.digest=sha256:00000000000000000000000000000000000000000000000000000000000000aa",
         ),
         ("agent.image.pullPolicy", "agent.image.pullPolicy=Always"),
-        ("agent.image.repository", "agent.image.repository=localhost:5000/hub"),
+        (
+            "agent.image.repository",
+            "agent.image.repository=localhost:5000/hub",
+        ),
         ("agent.image.tag", "agent.image.tag=v2"),
-        ("agent.imagePullSecrets", "agent.imagePullSecrets={registry}"),
+        (
+            "agent.imagePullSecrets",
+            "agent.imagePullSecrets={registry}",
+        ),
         ("agent.log.json", "agent.log.json=false"),
         ("agent.log.level", "agent.log.level=debug"),
         ("agent.noProxy", "agent.noProxy=example.com"),
@@ -160,9 +211,18 @@ pub(crate) const TUNNEL_AGENT_VALUES: ChartValues = ChartValues {
             "agent.registrationURL",
             "agent.registrationURL=https://console.example.com",
         ),
-        ("agent.resources.limits.memory", "agent.resources.limits.memory=1Gi"),
-        ("agent.resources.requests.cpu", "agent.resources.requests.cpu=1"),
-        ("agent.resources.requests.memory", "agent.resources.requests.memory=1Gi"),
+        (
+            "agent.resources.limits.memory",
+            "agent.resources.limits.memory=1Gi",
+        ),
+        (
+            "agent.resources.requests.cpu",
+            "agent.resources.requests.cpu=1",
+        ),
+        (
+            "agent.resources.requests.memory",
+            "agent.resources.requests.memory=1Gi",
+        ),
         ("agent.serverCA", "agent.serverCA=PEM"),
         (
             "agent.serverCAHash",
@@ -170,7 +230,10 @@ pub(crate) const TUNNEL_AGENT_VALUES: ChartValues = ChartValues {
         ),
         ("agent.serverURL", "agent.serverURL=wss://other:8443"),
         ("agent.stateSecretName", "agent.stateSecretName=state"),
-        ("agent.tolerations", r#"agent.tolerations=[{"operator":"Exists"}]"#),
+        (
+            "agent.tolerations",
+            r#"agent.tolerations=[{"operator":"Exists"}]"#,
+        ),
         (
             "networkPolicy.apiServerCidrs",
             "networkPolicy.enabled=true+networkPolicy.apiServerCidrs={10.0.0.1/32}",
@@ -180,7 +243,10 @@ pub(crate) const TUNNEL_AGENT_VALUES: ChartValues = ChartValues {
             "networkPolicy.hubCidrs",
             "networkPolicy.enabled=true+networkPolicy.apiServerCidrs={10.0.0.1/32}+networkPolicy.hubCidrs={10.0.0.2/32}",
         ),
-        ("serviceAccount.annotations", "serviceAccount.annotations.a=b"),
+        (
+            "serviceAccount.annotations",
+            "serviceAccount.annotations.a=b",
+        ),
     ],
     wrong: &[
         ("agent.cluster=", "`agent.cluster` is missing"),

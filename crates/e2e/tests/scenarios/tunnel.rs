@@ -85,7 +85,9 @@ impl User {
         let description = description.await?;
         let token = until("a registration token", async || {
             let request = json!({ "cluster": CLUSTER });
-            let token = self.api(hub, "POST", "/api/agents/tokens", &request).await?;
+            let token = self
+                .api(hub, "POST", "/api/agents/tokens", &request)
+                .await?;
             Ok(token["token"].as_str().map(str::to_owned))
         });
         Ok(Onboarding {
@@ -125,7 +127,9 @@ impl User {
         std::fs::write(&path, kubeconfig.to_string())?;
         let kubectl = |arguments: &[&str]| -> Result<String> {
             let mut command = agent.namespace.cluster.client.kubectl();
-            command.env("KUBECONFIG", &path).args(["--context", CLUSTER]);
+            command
+                .env("KUBECONFIG", &path)
+                .args(["--context", CLUSTER]);
             Ok(lab::output_of(command.args(arguments))?)
         };
         let pods = kubectl(&["get", "pods"])?;

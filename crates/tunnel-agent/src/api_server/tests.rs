@@ -157,7 +157,9 @@ async fn more_requests_than_a_connection_allows_do_not_wait_for_one_another() {
     // Each response is kept and not read, like that of a watch.
     let mut watches = Vec::new();
     for _ in 0..25 {
-        let request = Request::get("/version").body(body::of(Empty::new())).unwrap();
+        let request = Request::get("/version")
+            .body(body::of(Empty::new()))
+            .unwrap();
         watches.push(client.send(request).await.unwrap());
     }
     assert!(server.connections() >= 3, "{}", server.connections());
@@ -198,7 +200,10 @@ async fn servers_of_other_authorities_are_refused() {
 fn with_secret(conflicts: usize) -> Respond {
     let state = parking_lot::Mutex::new((1_u32, Value::Null, conflicts));
     Arc::new(move |request, body| {
-        assert_eq!(request.uri().path(), "/api/v1/namespaces/tools/secrets/state");
+        assert_eq!(
+            request.uri().path(),
+            "/api/v1/namespaces/tools/secrets/state"
+        );
         let mut state = state.lock();
         let (version, data, conflicts) = &mut *state;
         if request.method() == Method::PUT {
@@ -238,7 +243,10 @@ async fn a_change_is_repeated_after_changes_of_others() {
 async fn missing_and_forbidden_secrets_are_explained() {
     for (status, expected) in [
         (404, "the Secret tools/state does not exist"),
-        (403, "403 Forbidden when the agent tried to get the Secret tools/state"),
+        (
+            403,
+            "403 Forbidden when the agent tried to get the Secret tools/state",
+        ),
     ] {
         let respond: Respond = Arc::new(move |_, _| (status, json!({ "kind": "Status" })));
         let server = FakeServer::start(&[b"h2"], respond).await;
