@@ -12,7 +12,6 @@
 //! | `namespace` | creates a namespace for a scenario, and runs `kubectl` and commands in its pods |
 //! | `scenario` | turns a function into a test, with diagnostics and cleanup |
 //! | `timing` | reports how long each scenario took and what it waited for |
-//! | [`tunnel`] | installs a hub and tunnel agents |
 //! | `wait` | polls until a condition holds |
 
 mod clusters;
@@ -22,7 +21,6 @@ pub mod machine;
 mod namespace;
 mod scenario;
 mod timing;
-pub mod tunnel;
 mod wait;
 
 pub use clusters::{Environment, LazyEnvironment, OwnClusters, TestCluster};

@@ -48,7 +48,7 @@ mod scenarios {
     pub(crate) mod soak;
     // A Primary operator and its member clusters.
     pub(crate) mod members;
-    // A hub, and clusters that dial in.
+    // A hub, and clusters that can only dial out.
     pub(crate) mod tunnel;
     // Network faults between clusters.
     pub(crate) mod network;
@@ -127,7 +127,7 @@ const EXCLUSIVE: &[(Group, Scenarios)] = &[
     (Group::SharedClusters, operator_sessions::scenarios),
     (Group::SharedClusters, scenarios::soak::scenarios),
     (Group::OwnClusters, members::scenarios),
-    (Group::SharedClusters, tunnel::scenarios),
+    (Group::OwnClusters, tunnel::scenarios),
 ];
 
 fn main() -> ExitCode {

@@ -68,7 +68,9 @@ pub(crate) fn describe(
         (None, None) => ClusterState::Disconnected,
     };
     let certificates = status.certificates.iter();
-    let newest = certificates.map(|certificate| certificate.expires_at.0).max();
+    let newest = certificates
+        .map(|certificate| certificate.expires_at.0)
+        .max();
     let expires_at = connected.map(|it| it.certificate_expires_at).or(newest);
     let name = object.name_any();
     Cluster {

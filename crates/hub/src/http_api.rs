@@ -83,7 +83,9 @@ async fn handle(
     match route {
         Route::CreateToken => {
             let requested: TokenRequest = read_json(request).await?;
-            access.check(Right::CreateToken, Some(&requested.cluster)).await?;
+            access
+                .check(Right::CreateToken, Some(&requested.cluster))
+                .await?;
             create_token(hub, &user, &requested.cluster).await
         }
         Route::Hub => Ok(json(StatusCode::OK, &description(hub))),
@@ -186,7 +188,10 @@ async fn create_token(hub: &Hub, user: &User, cluster: &str) -> Result<ApiRespon
         return Err(not_registered(cluster));
     }
     let lifetime = hub.configuration.borrow().agent.token_lifetime();
-    let created = hub.tokens.create(cluster, lifetime, Timestamp::now()).await?;
+    let created = hub
+        .tokens
+        .create(cluster, lifetime, Timestamp::now())
+        .await?;
     let (token, expires_at) = created.map_err(|too_many| {
         hub.metrics.limit_hit("tokens");
         Failure::new(StatusCode::TOO_MANY_REQUESTS, too_many.to_string())

@@ -183,16 +183,19 @@ async fn serve(
     )
     .await?;
     let serving = rotator.serving();
-    let hub = Arc::new(Hub::new(
-        client,
-        settings,
-        configuration.subscribe(),
-        &rotator,
-        registry,
-        &background,
-        Arc::clone(&metrics),
-        ending.clone(),
-    ).await?);
+    let hub = Arc::new(
+        Hub::new(
+            client,
+            settings,
+            configuration.subscribe(),
+            &rotator,
+            registry,
+            &background,
+            Arc::clone(&metrics),
+            ending.clone(),
+        )
+        .await?,
+    );
     let path = hub.settings.configuration.clone();
     background.spawn("configuration", configuration::run(path, configuration));
     background.spawn("certificates", rotator.run());
@@ -232,7 +235,11 @@ async fn serve(
     ));
     for (listener, name, tls) in [
         (listeners.http, "http", None),
-        (listeners.clients, "clients", Some(TlsAcceptor::from(clients_tls))),
+        (
+            listeners.clients,
+            "clients",
+            Some(TlsAcceptor::from(clients_tls)),
+        ),
     ] {
         let admission = admission(name, listeners::LIMITS);
         let listener = ClientListener {
@@ -298,7 +305,10 @@ impl Hub {
         let authorizer = Arc::new(Authorizer::new(client.clone(), namespace.clone()));
         let authenticator = authentication::build(&client, authentication, background).await?;
         let (audit, sessions) = (Audit::new(audit::DEFAULT_CAPACITY), Sessions::new());
-        let (draining, proxy_settings) = (CancellationToken::new(), configuration.borrow().proxy.settings());
+        let (draining, proxy_settings) = (
+            CancellationToken::new(),
+            configuration.borrow().proxy.settings(),
+        );
         let proxy = Proxy::new(
             Arc::clone(&authorizer),
             Arc::new(LocalUpstreams::new(registry.clone(), sessions.clone())),

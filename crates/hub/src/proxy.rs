@@ -231,7 +231,9 @@ impl Proxy {
         B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let authorized = self.authorizer.authorize(&user, &Right::Proxy, Some(cluster));
+        let authorized = self
+            .authorizer
+            .authorize(&user, &Right::Proxy, Some(cluster));
         authorized.await.map_err(|forbidden| forbidden.status())?;
         let impersonated = self.settings.impersonated(user)?;
         let headers = impersonate::request_headers(request.headers(), &impersonated)
@@ -303,7 +305,9 @@ fn check(
     query: Option<&str>,
 ) -> Result<Checked, Status> {
     if !is_cluster_name(cluster) {
-        return Err(Status::not_found(format!("no cluster can have the name {cluster:?}")));
+        return Err(Status::not_found(format!(
+            "no cluster can have the name {cluster:?}"
+        )));
     }
     if *method == Method::CONNECT || *method == Method::TRACE {
         return Err(Status::method_not_allowed(format!(

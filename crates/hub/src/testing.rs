@@ -83,11 +83,7 @@ impl TestHub {
         Self::replica(&api_server, "clusters: [{name: a}]").await
     }
 
-    async fn build(
-        api_server: &StubApiServer,
-        text: &str,
-        public: Option<(&str, &str)>,
-    ) -> Self {
+    async fn build(api_server: &StubApiServer, text: &str, public: Option<(&str, &str)>) -> Self {
         let folder = TempDir::new().unwrap();
         let configuration = folder.path().join("hub.yaml");
         std::fs::write(&configuration, text).unwrap();
@@ -187,7 +183,9 @@ impl TestHub {
         let csr = key.request_pem(cluster).unwrap();
         let body = json!({ "token": token, "cluster": cluster, "csr": csr });
         let client = self.agents_client();
-        client.send("POST", "/api/agents/register", Some(body)).await
+        client
+            .send("POST", "/api/agents/register", Some(body))
+            .await
     }
 
     /// Registers an agent, which then has a certificate.

@@ -38,7 +38,7 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     #[error("cannot create a certificate")]
-    Certificate(#[from] rcgen::Error),
+    Certificate(#[from] authority::Error),
     #[error("the certificates cannot be used")]
     Tls(#[from] rustls::Error),
     #[error("the certificates in the Secret cannot be read: {0}")]

@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 
 use super::auth::bearer::{self, Token};
 use super::auth::eks::EksTokens;
-use super::auth::{self, Credential, NoCredential, mtls, token_secrets};
+use super::auth::{self, Credential, NoCredential, mtls, token_secrets, tunnel};
 use super::bounds;
 use super::clusters::{AuthMethod, Member};
 
@@ -143,7 +143,18 @@ impl MemberClient {
                 None => self.replace_credential(Err(NoCredential::NoRole), |_| {}),
             },
             AuthMethod::BearerToken => self.follow_token(secrets).await,
-            AuthMethod::Mtls => self.follow_certificate(secrets).await,
+            AuthMethod::Mtls => {
+                let missing = || NoCredential::NoSecret(self.member.secret());
+                self.follow_secret(secrets, |secret| {
+                    let (credential, expires) = mtls::choose(secret.ok_or_else(missing)?)?;
+                    Ok((credential, Some(expires)))
+                })
+                .await;
+            }
+            AuthMethod::Tunnel => {
+                let choose = |secret: Option<&Secret>| tunnel::choose(&self.member.name, secret);
+                self.follow_secret(secrets, choose).await;
+            }
         }
     }
 
@@ -156,7 +167,12 @@ impl MemberClient {
         }
     }
 
-    async fn follow_certificate(&self, secrets: Api<Secret>) {
+    /// Uses what the member's Secret has, whenever it changes.
+    async fn follow_secret(
+        &self,
+        secrets: Api<Secret>,
+        choose: impl Fn(Option<&Secret>) -> Result<(Credential, Option<Timestamp>), NoCredential>,
+    ) {
         let mut configured = std::pin::pin!(watch_secret(secrets, &self.member.secret()));
         let mut was_read = false;
         while let Some(secret) = configured.next().await {
@@ -168,13 +184,9 @@ impl MemberClient {
                 }
             };
             was_read = true;
-            let missing = || NoCredential::NoSecret(self.member.secret());
-            match secret
-                .ok_or_else(missing)
-                .and_then(|secret| mtls::choose(&secret))
-            {
+            match choose(secret.as_ref()) {
                 Ok((credential, expires)) => self.replace_credential(Ok(credential), |access| {
-                    access.certificate_expires = Some(expires);
+                    access.certificate_expires = expires;
                 }),
                 Err(error) => self.replace_credential(Err(error), |_| {}),
             }

@@ -56,7 +56,11 @@ impl UpstreamSource for Tunnels {
 
 impl Tunnels {
     pub(super) fn insert(&self, cluster: &str, session: Session) {
-        self.0.lock().entry(cluster.to_owned()).or_default().push(session);
+        self.0
+            .lock()
+            .entry(cluster.to_owned())
+            .or_default()
+            .push(session);
     }
 
     pub(super) fn newest(&self, cluster: &str) -> Session {
@@ -86,7 +90,13 @@ impl Setup {
         let (audit, draining) = (Audit::new(100), CancellationToken::new());
         let authorizer = Arc::new(Authorizer::new(rights(), "standin".to_owned()));
         let upstreams = Arc::new(tunnels.clone());
-        let proxy = Proxy::new(authorizer, upstreams, audit.clone(), settings, draining.clone());
+        let proxy = Proxy::new(
+            authorizer,
+            upstreams,
+            audit.clone(),
+            settings,
+            draining.clone(),
+        );
         let address = serve_hub(Arc::new(proxy)).await;
         Self {
             address,
@@ -101,7 +111,9 @@ impl Setup {
     /// A connection of a client that speaks HTTP/2.
     pub(super) async fn connect(&self) -> Sender {
         let stream = TcpStream::connect(self.address).await.unwrap();
-        let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
         tokio::spawn(connection);
         sender
     }
@@ -116,11 +128,17 @@ impl Setup {
 
     /// The status and the JSON of a response without a body in the request.
     pub(super) async fn get(&self, path: &str) -> (u16, Value) {
-        self.send(request("GET", path).body(full(Bytes::new())).unwrap()).await
+        self.send(request("GET", path).body(full(Bytes::new())).unwrap())
+            .await
     }
 
     pub(super) async fn send(&self, request: Request<Body>) -> (u16, Value) {
-        let response = self.connect_http1().await.send_request(request).await.unwrap();
+        let response = self
+            .connect_http1()
+            .await
+            .send_request(request)
+            .await
+            .unwrap();
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
@@ -139,7 +157,10 @@ impl Setup {
 }
 
 pub(super) fn request(method: &str, path: &str) -> http::request::Builder {
-    Request::builder().method(method).uri(path).header("host", "hub")
+    Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", "hub")
 }
 
 /// An API server of the hub's cluster that allows everything except for the cluster `forbidden`.
@@ -149,7 +170,9 @@ fn rights() -> Client {
         let review: Value = serde_json::from_slice(&body).unwrap();
         let is_allowed = review["spec"]["resourceAttributes"]["name"] != "forbidden";
         let response = json!({"spec": {}, "status": {"allowed": is_allowed}}).to_string();
-        Ok::<_, Infallible>(Response::new(kube::client::Body::from(response.into_bytes())))
+        Ok::<_, Infallible>(Response::new(kube::client::Body::from(
+            response.into_bytes(),
+        )))
     });
     Client::new(service, "standin")
 }
@@ -158,7 +181,9 @@ fn rights() -> Client {
 fn user(request: &Request<Incoming>) -> User {
     let name = request.headers().get("test-user");
     User {
-        name: name.map_or("anna", |name| name.to_str().unwrap()).to_owned(),
+        name: name
+            .map_or("anna", |name| name.to_str().unwrap())
+            .to_owned(),
         groups: vec!["developers".to_owned(), "system:authenticated".to_owned()],
         ..User::default()
     }
@@ -252,7 +277,10 @@ impl ApiServer {
                     async |(mut parts, open)| {
                         parts.changed().await.ok()?;
                         let part = Bytes::from_static(parts.borrow_and_update().as_bytes());
-                        Some((Ok::<_, BoxError>(http_body::Frame::data(part)), (parts, open)))
+                        Some((
+                            Ok::<_, BoxError>(http_body::Frame::data(part)),
+                            (parts, open),
+                        ))
                     },
                 );
                 Response::new(http_body_util::StreamBody::new(stream).boxed_unsync())
@@ -302,10 +330,16 @@ fn describe(request: Request<Incoming>) -> Response<Body> {
 fn upgrade(mut request: Request<Incoming>) -> Response<Body> {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let Some(protocol) = request.headers().get(UPGRADE).cloned() else {
-        return Response::builder().status(400).body(full("upgrade needed")).unwrap();
+        return Response::builder()
+            .status(400)
+            .body(full("upgrade needed"))
+            .unwrap();
     };
     if request.uri().query() == Some("refuse") {
-        return Response::builder().status(403).body(full("{\"kind\":\"Status\"}")).unwrap();
+        return Response::builder()
+            .status(403)
+            .body(full("{\"kind\":\"Status\"}"))
+            .unwrap();
     }
     let upgraded = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
@@ -327,9 +361,15 @@ fn upgrade(mut request: Request<Incoming>) -> Response<Body> {
 }
 
 /// The agent: forwards to the API server over a connection of its own for each request.
-async fn forward(server: Arc<ApiServer>, mut request: Request<tunnel::Body>) -> Result<Response<Body>, BoxError> {
+async fn forward(
+    server: Arc<ApiServer>,
+    mut request: Request<tunnel::Body>,
+) -> Result<Response<Body>, BoxError> {
     let stream = TcpStream::connect(server.address).await?;
-    if request.headers().contains_key(tunnel::upgrade::UPGRADE_HEADER) {
+    if request
+        .headers()
+        .contains_key(tunnel::upgrade::UPGRADE_HEADER)
+    {
         return Ok(tunnel::upgrade::serve(request, stream).await?);
     }
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
@@ -373,7 +413,11 @@ pub(super) async fn tunnel_to(
         .unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let url = format!("wss://localhost:{}", listener.local_addr().unwrap().port());
-    let accepting = tokio::spawn(accept(listener, TlsAcceptor::from(Arc::new(config)), settings));
+    let accepting = tokio::spawn(accept(
+        listener,
+        TlsAcceptor::from(Arc::new(config)),
+        settings,
+    ));
     let server = Arc::clone(server);
     let service = tower::service_fn(move |request| forward(Arc::clone(&server), request));
     tokio::spawn(tunnel::run(
@@ -420,4 +464,3 @@ pub(super) fn streamed() -> (tunnel::BodySender, Body) {
     let (sender, body) = tunnel::body(1);
     (sender, body.boxed_unsync())
 }
-
