@@ -189,3 +189,157 @@ pub(crate) fn unfit(facts: &Facts, key: &KeyHash, cluster: &str, now: Timestamp)
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use authority::{Authority, Profile, SigningRequest, Usage};
+    use jiff::SignedDuration;
+    use serde_json::json;
+
+    use super::*;
+
+    const CLUSTER: &str = "prod-eu";
+    const LIFE: SignedDuration = SignedDuration::from_hours(24);
+
+    fn secret() -> Secret {
+        let object = json!({ "metadata": { "resourceVersion": "1" } });
+        Secret::parse(object).unwrap()
+    }
+
+    /// A certificate that is issued at the beginning of the epoch.
+    fn issue(name: &str, key: &PrivateKey) -> Credential {
+        let now = Timestamp::UNIX_EPOCH;
+        let authority = Authority::generate("hub", LIFE * 10, now).unwrap();
+        let profile = Profile {
+            common_name: name.to_owned(),
+            names: Vec::new(),
+            usage: Usage::Client,
+            lifetime: LIFE,
+        };
+        let request = key.request_pem(name).unwrap();
+        let request = SigningRequest::from_pem(&request).unwrap();
+        let issued = authority.sign(&request, &profile, now).unwrap();
+        Credential {
+            certificate: issued.certificate_pem,
+            key: key.to_pem().to_owned(),
+            authorities: authority.certificate_pem().to_owned(),
+        }
+    }
+
+    fn registered(name: &str, token: &str) -> Secret {
+        let mut secret = secret();
+        let credential = issue(name, &PrivateKey::generate().unwrap());
+        set_registered(&mut secret, &credential, &TokenDigest::of(token));
+        secret
+    }
+
+    fn check(
+        secret: &Secret,
+        token: Option<&str>,
+        refused: Option<&str>,
+        hour: i64,
+        expected: &str,
+    ) {
+        let token = token.map(TokenDigest::of);
+        let now = Timestamp::UNIX_EPOCH + SignedDuration::from_hours(hour);
+        let next = match next(secret, CLUSTER, token.as_ref(), refused, now) {
+            Next::Connect => "connect".to_owned(),
+            Next::Register(reason) => format!("register: {reason}"),
+            Next::WaitForToken(reason) => format!("wait: {reason}"),
+        };
+        assert!(next.starts_with(expected), "{next} instead of {expected}");
+    }
+
+    #[test]
+    fn an_agent_registers_once() {
+        let missing = "this agent has no certificate yet";
+        check(&secret(), None, None, 1, &format!("wait: {missing}"));
+        check(
+            &secret(),
+            Some("a"),
+            None,
+            1,
+            &format!("register: {missing}"),
+        );
+        let registered = registered(CLUSTER, "a");
+        check(&registered, Some("a"), None, 1, "connect");
+        check(&registered, None, None, 1, "connect");
+        // A new token is for the time when the certificate is of no use.
+        check(&registered, Some("b"), None, 1, "connect");
+    }
+
+    #[test]
+    fn an_agent_with_a_useless_certificate_registers_with_a_new_token_only() {
+        let registered = registered(CLUSTER, "a");
+        let expired = "the agent's certificate expired at 1970-01-02T";
+        check(
+            &registered,
+            Some("a"),
+            None,
+            25,
+            &format!("wait: {expired}"),
+        );
+        check(&registered, None, None, 25, &format!("wait: {expired}"));
+        check(
+            &registered,
+            Some("b"),
+            None,
+            25,
+            &format!("register: {expired}"),
+        );
+        let refused = Some("the certificate is revoked");
+        // The cluster may be added again.
+        check(&registered, Some("a"), refused, 1, "connect");
+        check(&registered, None, refused, 1, "connect");
+        let again = "register: the certificate is revoked";
+        check(&registered, Some("b"), refused, 1, again);
+    }
+
+    #[test]
+    fn a_damaged_or_foreign_certificate_is_replaced() {
+        let foreign = registered("other", "a");
+        let other = "register: the stored certificate is for the cluster `other`";
+        check(&foreign, Some("b"), None, 1, other);
+        let mut damaged = registered(CLUSTER, "a");
+        damaged.set(CERTIFICATE, "damaged");
+        let unusable = "register: the stored certificate cannot be used";
+        check(&damaged, Some("b"), None, 1, unusable);
+        let mut mixed = registered(CLUSTER, "a");
+        mixed.set(KEY, PrivateKey::generate().unwrap().to_pem());
+        let mixed_up = format!("{unusable}: its key is another one");
+        check(&mixed, Some("b"), None, 1, &mixed_up);
+    }
+
+    #[test]
+    fn a_pending_key_is_used_again_until_the_registration_succeeds() {
+        let mut secret = secret();
+        assert!(pending_key(&secret).is_none());
+        let key = PrivateKey::generate().unwrap();
+        set_pending_key(&mut secret, &key);
+        assert_eq!(pending_key(&secret).unwrap().key(), key.key());
+        set_registered(&mut secret, &issue(CLUSTER, &key), &TokenDigest::of("a"));
+        assert!(pending_key(&secret).is_none());
+        assert!(credential(&secret).is_some());
+    }
+
+    #[test]
+    fn certificates_of_others_are_not_taken_over() {
+        let key = PrivateKey::generate().unwrap();
+        let facts = Facts::from_pem(&issue(CLUSTER, &key).certificate).unwrap();
+        let hour = |hour| Timestamp::UNIX_EPOCH + SignedDuration::from_hours(hour);
+        let other = PrivateKey::generate().unwrap().key();
+        let key = key.key();
+        let unfit = |key, cluster, now| unfit(&facts, key, cluster, now).unwrap_or_default();
+        assert_eq!(unfit(&key, CLUSTER, hour(1)), "");
+        assert_eq!(unfit(&other, CLUSTER, hour(1)), "it is for another key");
+        let reason = unfit(&key, "other", hour(1));
+        assert_eq!(reason, "it is for the cluster `prod-eu`");
+        assert!(unfit(&key, CLUSTER, hour(25)).starts_with("it expired at"));
+    }
+
+    #[test]
+    fn no_debug_output_has_a_key() {
+        let credential = issue(CLUSTER, &PrivateKey::generate().unwrap());
+        assert_eq!(format!("{credential:?}"), "Credential");
+    }
+}

@@ -27,7 +27,7 @@ pub(crate) enum Update {
 }
 
 impl Secret {
-    fn parse(object: Value) -> Option<Self> {
+    pub(crate) fn parse(object: Value) -> Option<Self> {
         let mut data = BTreeMap::new();
         for (key, value) in object["data"].as_object().into_iter().flatten() {
             data.insert(key.clone(), BASE64_STANDARD.decode(value.as_str()?).ok()?);
