@@ -171,17 +171,10 @@ impl<'scenario> Tunnel<'scenario> {
             .kubectl(&["create", "token", USER, "--duration=1h"])?;
         let token_file = self.home.path().join("token");
         fs::write(&token_file, token)?;
-        let authority = "--output=jsonpath={.data.ca\\.crt}";
-        let encoded = self
+        let authority = r#"--output=go-template={{index .data "ca.crt" | base64decode}}"#;
+        let authority = self
             .hub
             .kubectl(&["get", "secret", "standin-hub-ca", authority])?;
-        let mut decode = Command::new("base64");
-        let authority = lab::output_of(decode.arg("--decode").stdin({
-            let mut file = tempfile::tempfile()?;
-            file.write_all(encoded.as_bytes())?;
-            std::io::Seek::rewind(&mut file)?;
-            file
-        }))?;
         let authority_file = self.home.path().join("hub-ca.crt");
         fs::write(&authority_file, authority)?;
         let (token_file, authority_file) = (
@@ -350,6 +343,18 @@ impl<'scenario> Tunnel<'scenario> {
         let context = self.context()?;
         helm.args(["--kube-context", &context, "--namespace", &self.agent.name]);
         Ok(lab::output_of(helm.args(arguments))?)
+    }
+
+    /// The last lines of the logs of hub and agent.
+    pub(super) fn logs(&self) -> String {
+        let _ = self.reconnect();
+        let logs = |namespace: &TestNamespace, deployment: &str| {
+            let deployment = format!("deployment/{deployment}");
+            let logs = namespace.kubectl(&["logs", &deployment, "--all-pods", "--tail=60"]);
+            let logs = logs.unwrap_or_else(|error| format!("{error:#}"));
+            format!("--- {deployment}\n{logs}\n")
+        };
+        logs(&self.hub, "standin-hub") + &logs(&self.agent, "standin-tunnel-agent")
     }
 
     /// Removes both charts. Only the authority of the hub stays.
