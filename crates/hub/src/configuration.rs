@@ -2,6 +2,7 @@
 //! change takes effect without a restart.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -40,6 +41,9 @@ pub(crate) struct Configuration {
     /// Further DNS names and IP addresses of the address for Kubernetes clients.
     #[serde(rename = "apiSANs")]
     pub(crate) api_names: Vec<String>,
+    /// The addresses of all replicas for each other. Without any, they are those of the headless Service. A change takes
+    /// effect when a replica starts.
+    pub(crate) peers: Vec<SocketAddr>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

@@ -328,12 +328,13 @@ mod tests {
         let facts = Facts::from_pem(&issue(CLUSTER, &key).certificate).unwrap();
         let hour = |hour| Timestamp::UNIX_EPOCH + SignedDuration::from_hours(hour);
         let other = PrivateKey::generate().unwrap().key();
+        let key = key.key();
         let unfit = |key, cluster, now| unfit(&facts, key, cluster, now).unwrap_or_default();
-        assert_eq!(unfit(&key.key(), CLUSTER, hour(1)), "");
+        assert_eq!(unfit(&key, CLUSTER, hour(1)), "");
         assert_eq!(unfit(&other, CLUSTER, hour(1)), "it is for another key");
-        let reason = unfit(&key.key(), "other", hour(1));
+        let reason = unfit(&key, "other", hour(1));
         assert_eq!(reason, "it is for the cluster `prod-eu`");
-        assert!(unfit(&key.key(), CLUSTER, hour(25)).starts_with("it expired at"));
+        assert!(unfit(&key, CLUSTER, hour(25)).starts_with("it expired at"));
     }
 
     #[test]

@@ -45,7 +45,8 @@ impl SendError {
     }
 }
 
-pub(super) fn status(cluster: &str, error: &SendError) -> Status {
+/// The response for a request that could not be forwarded.
+pub(crate) fn status(cluster: &str, error: &SendError) -> Status {
     let status = match error {
         SendError::Unavailable(unavailable) => return unavailable_status(cluster, unavailable),
         SendError::Tunnel(tunnel::Error::Limited(limit)) => {

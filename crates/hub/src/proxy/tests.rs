@@ -1,4 +1,4 @@
-mod setup;
+pub(crate) mod setup;
 
 use api::hub::AuditOutcome;
 use bytes::Bytes;
@@ -342,7 +342,7 @@ async fn a_drain_ends_watches_between_two_events() {
             "{\"a\":"
         );
     }
-    setup.draining.cancel();
+    setup.stopping.cancel();
     setup.api_server.parts.send_replace("{}}\n");
     for body in [&mut watch, &mut log] {
         assert_eq!(

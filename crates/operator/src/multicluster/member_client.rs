@@ -298,7 +298,10 @@ impl MemberClient {
             };
             let (outcome, code) = check_health(&client).await;
             let refusal = match &outcome {
-                Ok(_) => check_refusal(&client).await,
+                Ok(operator) => match management_refusal(operator) {
+                    Some(refusal) => Some(Some(refusal)),
+                    None => check_refusal(&client).await,
+                },
                 Err(_) => None,
             };
             let previous = self.health.borrow().check.clone();
@@ -388,6 +391,16 @@ fn is_busy(code: Option<u16>) -> bool {
     code.is_some_and(|code| code == TOO_MANY_REQUESTS || code >= SERVER_ERROR)
 }
 
+/// Why a member has no sessions at all, if it is the management-only Primary of others.
+fn management_refusal(operator: &MirrordOperator) -> Option<String> {
+    let roles = operator.spec.multi_cluster.as_ref();
+    roles.filter(|roles| roles.management_only).map(|_| {
+        "the member only coordinates others and has no sessions itself (`operator.multiCluster.managementOnly` of its chart); \
+         remove it from the clusters"
+            .to_owned()
+    })
+}
+
 /// Why the member refuses sessions of this operator, if it does: an account may read the status of the operator and have no
 /// right to create sessions. The request creates nothing. `None` if that is unknown.
 async fn check_refusal(client: &Client) -> Option<Option<String>> {
@@ -404,7 +417,7 @@ async fn check_refusal(client: &Client) -> Option<Option<String>> {
         Ok(Err(kube::Error::Api(status))) if !is_busy(Some(status.code)) => Some(Some(format!(
             "the member refuses sessions of this operator: {}; its account there needs the ClusterRole \
              mirrord-operator-envoy-remote, and the name or the group that the member's chart expects",
-            status.message
+            bounds::text(&status.message)
         ))),
         _ => None,
     }

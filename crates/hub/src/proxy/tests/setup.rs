@@ -31,13 +31,13 @@ use crate::body::full;
 use crate::sessions::Unavailable;
 
 /// The cluster that is connected.
-pub(super) const CLUSTER: &str = "prod";
+pub(crate) const CLUSTER: &str = "prod";
 
-pub(super) type Sender = http2::SendRequest<Body>;
+pub(crate) type Sender = http2::SendRequest<Body>;
 
 /// The tunnels of this hub, by cluster.
 #[derive(Clone, Default)]
-pub(super) struct Tunnels(Arc<Mutex<HashMap<String, Vec<Session>>>>);
+pub(crate) struct Tunnels(Arc<Mutex<HashMap<String, Vec<Session>>>>);
 
 impl UpstreamSource for Tunnels {
     fn upstream(&self, cluster: &str) -> Result<Box<dyn Upstream>, SendError> {
@@ -45,17 +45,17 @@ impl UpstreamSource for Tunnels {
         let newest = tunnels.get(cluster).and_then(|tunnels| tunnels.last());
         match newest {
             Some(session) => Ok(Box::new(session.clone())),
-            None if cluster == "away" => Err(SendError::Unavailable(Unavailable::NotConnected {
+            None if cluster == "other" => Err(SendError::Unavailable(Unavailable::NotRegistered)),
+            None => Err(SendError::Unavailable(Unavailable::NotConnected {
                 since: None,
                 message: "no agent".to_owned(),
             })),
-            None => Err(SendError::Unavailable(Unavailable::NotRegistered)),
         }
     }
 }
 
 impl Tunnels {
-    pub(super) fn insert(&self, cluster: &str, session: Session) {
+    pub(crate) fn insert(&self, cluster: &str, session: Session) {
         self.0
             .lock()
             .entry(cluster.to_owned())
@@ -63,45 +63,60 @@ impl Tunnels {
             .push(session);
     }
 
-    pub(super) fn newest(&self, cluster: &str) -> Session {
+    pub(crate) fn remove(&self, cluster: &str) {
+        self.0.lock().remove(cluster);
+    }
+
+    pub(crate) fn newest(&self, cluster: &str) -> Session {
         self.0.lock()[cluster].last().unwrap().clone()
     }
 }
 
-pub(super) struct Setup {
-    pub(super) address: SocketAddr,
-    pub(super) audit: Audit,
-    pub(super) draining: CancellationToken,
-    pub(super) tunnels: Tunnels,
-    pub(super) api_server: Arc<ApiServer>,
+pub(crate) struct Setup {
+    pub(crate) address: SocketAddr,
+    pub(crate) audit: Audit,
+    pub(crate) stopping: CancellationToken,
+    pub(crate) tunnels: Tunnels,
+    pub(crate) api_server: Arc<ApiServer>,
     _stop: tokio_util::sync::DropGuard,
 }
 
 impl Setup {
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::with(ProxySettings::default(), AcceptorSettings::default()).await
     }
 
-    pub(super) async fn with(settings: ProxySettings, tunnel: AcceptorSettings) -> Self {
+    pub(crate) async fn with(settings: ProxySettings, tunnel: AcceptorSettings) -> Self {
         let (stop, tunnels) = (CancellationToken::new(), Tunnels::default());
         let api_server = ApiServer::start().await;
         let session = tunnel_to(&api_server, tunnel, &stop).await;
         tunnels.insert(CLUSTER, session);
-        let (audit, draining) = (Audit::new(100), CancellationToken::new());
-        let authorizer = Arc::new(Authorizer::new(rights(), "standin".to_owned()));
         let upstreams = Arc::new(tunnels.clone());
+        Self::replica(settings, upstreams, tunnels, api_server, stop).await
+    }
+
+    /// A replica of a hub.
+    pub(crate) async fn replica(
+        settings: ProxySettings,
+        upstreams: Arc<dyn UpstreamSource>,
+        tunnels: Tunnels,
+        api_server: Arc<ApiServer>,
+        stop: CancellationToken,
+    ) -> Self {
+        let (audit, stopping) = (Audit::new(100), CancellationToken::new());
+        let authorizer = Arc::new(Authorizer::new(rights(), "standin".to_owned()));
         let proxy = Proxy::new(
             authorizer,
             upstreams,
             audit.clone(),
             settings,
-            draining.clone(),
+            stopping.clone(),
         );
         let address = serve_hub(Arc::new(proxy)).await;
         Self {
             address,
             audit,
-            draining,
+            stopping,
             tunnels,
             api_server,
             _stop: stop.drop_guard(),
@@ -109,7 +124,7 @@ impl Setup {
     }
 
     /// A connection of a client that speaks HTTP/2.
-    pub(super) async fn connect(&self) -> Sender {
+    pub(crate) async fn connect(&self) -> Sender {
         let stream = TcpStream::connect(self.address).await.unwrap();
         let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
             .await
@@ -119,7 +134,7 @@ impl Setup {
     }
 
     /// A connection of a client that speaks HTTP/1.1.
-    pub(super) async fn connect_http1(&self) -> http1::SendRequest<Body> {
+    pub(crate) async fn connect_http1(&self) -> http1::SendRequest<Body> {
         let stream = TcpStream::connect(self.address).await.unwrap();
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection.with_upgrades());
@@ -127,12 +142,12 @@ impl Setup {
     }
 
     /// The status and the JSON of a response without a body in the request.
-    pub(super) async fn get(&self, path: &str) -> (u16, Value) {
+    pub(crate) async fn get(&self, path: &str) -> (u16, Value) {
         self.send(request("GET", path).body(full(Bytes::new())).unwrap())
             .await
     }
 
-    pub(super) async fn send(&self, request: Request<Body>) -> (u16, Value) {
+    pub(crate) async fn send(&self, request: Request<Body>) -> (u16, Value) {
         let response = self
             .connect_http1()
             .await
@@ -145,7 +160,7 @@ impl Setup {
     }
 
     /// Waits for this number of audit rows, and returns the newest.
-    pub(super) async fn audited(&self, number: usize) -> api::hub::AuditRow {
+    pub(crate) async fn audited(&self, number: usize) -> api::hub::AuditRow {
         loop {
             let rows = self.audit.list(&AuditQuery::default()).rows;
             if rows.len() >= number {
@@ -156,7 +171,7 @@ impl Setup {
     }
 }
 
-pub(super) fn request(method: &str, path: &str) -> http::request::Builder {
+pub(crate) fn request(method: &str, path: &str) -> http::request::Builder {
     Request::builder()
         .method(method)
         .uri(path)
@@ -218,14 +233,14 @@ async fn serve_hub(proxy: Arc<Proxy>) -> SocketAddr {
 }
 
 /// What stands in place of an API server.
-pub(super) struct ApiServer {
+pub(crate) struct ApiServer {
     address: SocketAddr,
     /// Requests whose responses have not ended.
-    pub(super) open: watch::Sender<usize>,
+    pub(crate) open: watch::Sender<usize>,
     /// How the bodies of requests have ended: the number of bytes, or `None` for a failure.
-    pub(super) uploads: watch::Sender<Vec<Option<usize>>>,
+    pub(crate) uploads: watch::Sender<Vec<Option<usize>>>,
     /// Sends the parts of streamed responses.
-    pub(super) parts: watch::Sender<&'static str>,
+    pub(crate) parts: watch::Sender<&'static str>,
 }
 
 /// Counts a request for as long as its response.
@@ -238,7 +253,7 @@ impl Drop for Open {
 }
 
 impl ApiServer {
-    async fn start() -> Arc<Self> {
+    pub(crate) async fn start() -> Arc<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let server = Arc::new(Self {
             address: listener.local_addr().unwrap(),
@@ -390,7 +405,7 @@ impl tunnel::Credentials for Trust {
 }
 
 /// A real tunnel over TLS on this machine, whose agent forwards to the server.
-pub(super) async fn tunnel_to(
+pub(crate) async fn tunnel_to(
     server: &Arc<ApiServer>,
     settings: AcceptorSettings,
     stop: &CancellationToken,
@@ -460,7 +475,7 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, settings: AcceptorSetti
 }
 
 /// A body whose parts the test sends.
-pub(super) fn streamed() -> (tunnel::BodySender, Body) {
+pub(crate) fn streamed() -> (tunnel::BodySender, Body) {
     let (sender, body) = tunnel::body(1);
     (sender, body.boxed_unsync())
 }
