@@ -23,7 +23,7 @@ use crate::settings::{PublicCertificate, Settings};
 use crate::{Listeners, serve};
 
 /// A test that hangs fails.
-pub(crate) const HANG: std::time::Duration = std::time::Duration::from_secs(30);
+pub(crate) const HANG: std::time::Duration = std::time::Duration::from_secs(60);
 pub(crate) const NAMESPACE: &str = "standin-hub";
 /// The token of a user who may do everything.
 pub(crate) const ADMIN: &str = "token-of-admin";
