@@ -13,7 +13,7 @@ use crate::{Error, KeyHash, pem};
 /// minutes is not due for renewal when it is issued.
 const MAX_BACKDATING: i64 = 3600;
 
-/// What a certificate says. Nobody has verified it.
+/// What a certificate says. It is not verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Facts {

@@ -64,6 +64,14 @@ impl PrivateKey {
         Ok(parameters.serialize_request(&*self.pair)?.pem()?)
     }
 
+    /// A certificate for this key that it has signed itself, and that never expires, in PEM. Its peers pin it, so it needs no
+    /// authority.
+    pub fn self_signed_pem(&self, name: &str) -> Result<String, Error> {
+        let mut parameters = CertificateParams::new([name.to_owned()])?;
+        parameters.distinguished_name = subject(name);
+        Ok(parameters.self_signed(&*self.pair)?.pem())
+    }
+
     pub(crate) fn pair(&self) -> &KeyPair {
         &self.pair
     }

@@ -5,13 +5,13 @@
 //! signing A -----------> signing A, next B ----------> signing B, previous A -------> signing B
 //! ```
 //!
-//! - A new authority is *introduced*: every peer is told to trust it, and it signs nothing yet.
+//! - A new authority is *introduced*: every peer gets it and trusts it, and it signs nothing yet.
 //! - It is *promoted*, and signs from then on, when every peer with a valid certificate has confirmed it. A peer that is
 //!   away is waited for, but only for the overlap: by default as long as a certificate is valid, because a peer that was
 //!   away for longer has to register again in any case.
 //! - The previous one is *dropped* when the last certificate that it may have signed has expired.
 //!
-//! All replicas share one stored state, which they write only if nobody else has written it in between. A replica may act
+//! All replicas share one stored state, which they write only if no other replica has written it in between. A replica may act
 //! on a state that is older than the stored one, but by less than [`Durations::distribution`]: it has to read the state
 //! more often than that. So no replica is presented with a certificate of an authority that it has not read yet, and a
 //! replica that still signs with the previous authority is allowed for.
@@ -135,7 +135,7 @@ pub struct Trust {
 struct Next {
     authority: Authority,
     is_generated: bool,
-    /// Since when peers have been told of it. An administrator who stores a next authority does not say it.
+    /// Since when peers get it. An administrator who stores a next authority does not say it.
     since: Option<Timestamp>,
 }
 
@@ -170,9 +170,9 @@ pub enum Step {
     NoteLifetime,
     /// Forget authorities of which no certificate is valid.
     Drop,
-    /// Generate the next authority, and tell the peers to trust it.
+    /// Generate the next authority, and distribute it to the peers.
     Introduce,
-    /// Tell the peers to trust the authority that an administrator has stored as the next one.
+    /// Distribute the next authority, which an administrator has stored.
     Announce,
     /// Sign with the next authority from now on.
     Promote,

@@ -149,9 +149,7 @@ async fn respond(
     request: Request<Incoming>,
 ) -> ApiResponse {
     match (request.uri().path(), request.method()) {
-        (path::REGISTER, &Method::POST) => {
-            registration::register(hub, peer.ip(), request).await
-        }
+        (path::REGISTER, &Method::POST) => registration::register(hub, peer.ip(), request).await,
         (path::CONNECT, &Method::GET) => connect(hub, peer, identity, request),
         (path::REGISTER | path::CONNECT, _) => Failure::method_not_allowed().response(),
         _ => {
@@ -221,7 +219,10 @@ fn refuse(hub: &Hub, peer: SocketAddr, refusal: &Refusal) -> ApiResponse {
     tracing::warn!(cluster, %peer, reason, "agent refused");
     let failure = refusal.failure();
     let hint = failure.hint.unwrap_or_default();
-    refused(&Refused::new(failure.code, format!("{}: {hint}", failure.error)))
+    refused(&Refused::new(
+        failure.code,
+        format!("{}: {hint}", failure.error),
+    ))
 }
 
 fn refused(refused: &Refused) -> ApiResponse {

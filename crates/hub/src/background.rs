@@ -121,7 +121,10 @@ mod tests {
         background.spawn("worker", work);
         ending.cancelled().await;
         let failure = background.failure().unwrap().to_string();
-        (failure, metrics.text(&Sessions::new(), jiff::Timestamp::now()))
+        (
+            failure,
+            metrics.text(&Sessions::new(), jiff::Timestamp::now()),
+        )
     }
 
     #[tokio::test]

@@ -107,10 +107,6 @@ impl<K: Clone + Eq + Hash, V: Clone> Cache<K, V> {
             entries.remove(key);
         }
     }
-
-    pub(crate) fn clear(&self) {
-        self.entries.lock().clear();
-    }
 }
 
 #[cfg(test)]
@@ -163,8 +159,6 @@ mod tests {
         assert_eq!(counted.get(1).await, 0);
         advance(Duration::from_millis(1)).await;
         assert_eq!(counted.get(1).await, 1);
-        counted.cache.clear();
-        assert_eq!(counted.get(1).await, 2);
     }
 
     #[tokio::test]

@@ -154,7 +154,14 @@ impl CertificateRotator {
             && !self.served.certificate.is_renewal_due(now);
         if !is_current {
             let public = self.public.as_ref();
-            let issued = issue(&authorities, &self.key, &configuration, &self.own_names, public, now);
+            let issued = issue(
+                &authorities,
+                &self.key,
+                &configuration,
+                &self.own_names,
+                public,
+                now,
+            );
             let (served, serving) = issued.await?;
             self.served = served;
             self.serving.send_replace(Arc::new(serving));
@@ -173,7 +180,10 @@ impl CertificateRotator {
 }
 
 fn policy(configuration: &Configuration) -> Result<Policy> {
-    Ok(Policy::new(AUTHORITY_NAME, configuration.agent.durations())?)
+    Ok(Policy::new(
+        AUTHORITY_NAME,
+        configuration.agent.durations(),
+    )?)
 }
 
 fn server_names(configuration: &Configuration, own_names: &[String]) -> Vec<String> {
@@ -204,7 +214,11 @@ async fn issue(
         lifetime: configuration.agent.certificate_lifetime(),
     };
     let issued = trust.issue(key, &profile, now)?;
-    let chain = format!("{}{}", issued.certificate_pem, trust.signing().certificate_pem());
+    let chain = format!(
+        "{}{}",
+        issued.certificate_pem,
+        trust.signing().certificate_pem()
+    );
     let own = tls::certified_key(&chain, key.to_pem())?;
     let (public, fingerprint) = match public {
         Some(files) => {
@@ -231,7 +245,8 @@ async fn issue(
 async fn server_key(secret: &SharedSecret) -> Result<PrivateKey> {
     secret
         .update(|data| match text(data, SERVER_KEY) {
-            Some(found) => PrivateKey::from_pem(found).map_err(|error| secret.invalid(SERVER_KEY, KEY_HINT, error)),
+            Some(found) => PrivateKey::from_pem(found)
+                .map_err(|error| secret.invalid(SERVER_KEY, KEY_HINT, error)),
             None => {
                 let key = PrivateKey::generate()?;
                 data.insert(SERVER_KEY.to_owned(), key.to_pem().as_bytes().to_vec());
@@ -241,4 +256,5 @@ async fn server_key(secret: &SharedSecret) -> Result<PrivateKey> {
         .await
 }
 
-const KEY_HINT: &str = "restore it from a backup; if agents pin no key, remove it, and the hub makes another one";
+const KEY_HINT: &str =
+    "restore it from a backup; if agents pin no key, remove it, and the hub makes another one";

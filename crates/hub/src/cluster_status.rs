@@ -22,6 +22,10 @@ pub(crate) async fn run(hub: Arc<Hub>) {
         // Changes during the writes are written together.
         let now = connected.borrow_and_update().clone();
         for (cluster, fields) in changes(&written, &now, Timestamp::now()) {
+            // Another replica, to which the agent has moved, has written its own.
+            if !now.contains_key(&cluster) && !hub.peers.tunnels(&cluster).is_empty() {
+                continue;
+            }
             if let Err(error) = hub.registry.patch_status(&cluster, &fields).await {
                 let error = error_chain(&error);
                 tracing::warn!(cluster, error, "cluster status not written");
@@ -53,13 +57,42 @@ fn changes(before: &Connected, after: &Connected, now: Timestamp) -> Vec<(String
     ended.chain(begun).collect()
 }
 
+/// The tunnels of a cluster to all replicas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Connection {
+    /// The facts of the oldest tunnel, and of all the earliest beginning.
+    cluster: ConnectedCluster,
+    replicas: Vec<String>,
+}
+
+impl Connection {
+    /// The tunnels to this replica and to its peers. `None` if there is none.
+    pub(crate) fn of(hub: &Hub, name: &str) -> Option<Self> {
+        let own = hub.sessions.connected().get(name).cloned();
+        let own = own.map(|own| (hub.settings.replica.clone(), own));
+        Self::all(own.into_iter().chain(hub.peers.tunnels(name)).collect())
+    }
+
+    fn all(mut tunnels: Vec<(String, ConnectedCluster)>) -> Option<Self> {
+        tunnels.sort_by(|(first, _), (second, _)| first.cmp(second));
+        let oldest = tunnels.iter().min_by_key(|(_, tunnel)| tunnel.since);
+        let mut cluster = oldest?.1.clone();
+        cluster.number = tunnels.iter().map(|(_, tunnel)| tunnel.number).sum();
+        Some(Self {
+            cluster,
+            replicas: tunnels.into_iter().map(|(replica, _)| replica).collect(),
+        })
+    }
+}
+
 /// A cluster as the API shows it.
 pub(crate) fn describe(
     object: &ManagedCluster,
-    connected: Option<&ConnectedCluster>,
-    replica: &str,
+    connected: Option<&Connection>,
     now: Timestamp,
 ) -> Cluster {
+    let replicas = connected.map(|it| it.replicas.clone()).unwrap_or_default();
+    let connected = connected.map(|it| &it.cluster);
     let status = object.status.clone().unwrap_or_default();
     let missing = needs_registration(object, now);
     let state = match (connected, missing) {
@@ -68,7 +101,9 @@ pub(crate) fn describe(
         (None, None) => ClusterState::Disconnected,
     };
     let certificates = status.certificates.iter();
-    let newest = certificates.map(|certificate| certificate.expires_at.0).max();
+    let newest = certificates
+        .map(|certificate| certificate.expires_at.0)
+        .max();
     let expires_at = connected.map(|it| it.certificate_expires_at).or(newest);
     let name = object.name_any();
     Cluster {
@@ -87,7 +122,7 @@ pub(crate) fn describe(
             .and_then(|it| it.kubernetes_version.clone())
             .or(status.kubernetes_version),
         certificate_expires_at: expires_at.map(Time),
-        replicas: connected.map(|_| replica.to_owned()).into_iter().collect(),
+        replicas,
         message: message(&name, state, expires_at, now),
         state,
         name,

@@ -2,6 +2,7 @@
 //! change takes effect without a restart.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -40,6 +41,9 @@ pub(crate) struct Configuration {
     /// Further DNS names and IP addresses of the address for Kubernetes clients.
     #[serde(rename = "apiSANs")]
     pub(crate) api_names: Vec<String>,
+    /// The addresses of all replicas for each other. Without any, they are those of the headless Service. A change takes
+    /// effect when a replica starts.
+    pub(crate) peers: Vec<SocketAddr>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -293,7 +297,12 @@ impl Configuration {
     fn check_lifetimes(&self) -> Result<(), String> {
         let agent = &self.agent;
         for (key, value, min, max) in [
-            ("tokenLifetimeSecs", agent.token_lifetime_secs, 30, 24 * 3600),
+            (
+                "tokenLifetimeSecs",
+                agent.token_lifetime_secs,
+                30,
+                24 * 3600,
+            ),
             (
                 "certificateLifetimeSecs",
                 agent.certificate_lifetime_secs,
@@ -306,8 +315,18 @@ impl Configuration {
                 60,
                 30 * 366 * 24 * 3600,
             ),
-            ("registrations.perSecond", agent.registrations.per_second, 1, 100_000),
-            ("registrations.burst", agent.registrations.burst, 1, 1_000_000),
+            (
+                "registrations.perSecond",
+                agent.registrations.per_second,
+                1,
+                100_000,
+            ),
+            (
+                "registrations.burst",
+                agent.registrations.burst,
+                1,
+                1_000_000,
+            ),
             ("limits.streams", agent.limits.streams, 1, 100_000),
             (
                 "limits.newStreamsPerSecond",
@@ -315,7 +334,12 @@ impl Configuration {
                 1,
                 1_000_000,
             ),
-            ("limits.resumeWindowSecs", agent.limits.resume_window_secs, 0, 3600),
+            (
+                "limits.resumeWindowSecs",
+                agent.limits.resume_window_secs,
+                0,
+                3600,
+            ),
         ] {
             if !(min..=max).contains(&value) {
                 return Err(format!("agent.{key}: {value} is not from {min} to {max}"));
@@ -363,7 +387,11 @@ fn host(url: &str) -> Option<&str> {
     if let Some(address) = authority.strip_prefix('[') {
         return address.split_once(']').map(|(address, _)| address);
     }
-    Some(authority.rsplit_once(':').map_or(authority, |(host, _)| host))
+    Some(
+        authority
+            .rsplit_once(':')
+            .map_or(authority, |(host, _)| host),
+    )
 }
 
 fn check_host(name: &str) -> Result<(), &'static str> {
@@ -417,7 +445,10 @@ mod tests {
             agent.certificate_lifetime(),
             SignedDuration::from_hours(90 * 24)
         );
-        assert_eq!(agent.limits.acceptor().max_resume_window, Duration::from_secs(30));
+        assert_eq!(
+            agent.limits.acceptor().max_resume_window,
+            Duration::from_secs(30)
+        );
     }
 
     #[test]
@@ -447,7 +478,10 @@ mod tests {
     #[test]
     fn an_error_names_the_value_and_what_is_accepted() {
         for (text, expected) in [
-            ("clusters: [{name: a, backend: eks}]", "backend `eks`; the hub has only"),
+            (
+                "clusters: [{name: a, backend: eks}]",
+                "backend `eks`; the hub has only",
+            ),
             ("clusters: [{name: a, backend: kubeconfig}]", "`kubeconfig`"),
             ("clusters: [{name: a, backend: in-cluster}]", "`in-cluster`"),
             ("clusters: [{name: A}]", "`A` is no name of a cluster"),
@@ -455,11 +489,23 @@ mod tests {
             ("clusters: [{name: -a}]", "`-a` is no name of a cluster"),
             ("clusters: [{name: a}, {name: a}]", "`a` is listed twice"),
             ("cluster: []", "cluster"),
-            ("agent: {tokenLifetimeSecs: 5}", "tokenLifetimeSecs: 5 is not from 30 to 86400"),
-            ("agent: {url: 'http://hub'}", "agent.url: `http://hub` is not accepted"),
+            (
+                "agent: {tokenLifetimeSecs: 5}",
+                "tokenLifetimeSecs: 5 is not from 30 to 86400",
+            ),
+            (
+                "agent: {url: 'http://hub'}",
+                "agent.url: `http://hub` is not accepted",
+            ),
             ("agent: {url: 'wss://hub/path'}", "without a path"),
-            ("agent: {registrationURL: 'wss://hub'}", "agent.registrationURL"),
-            ("agent: {tunnelSANs: ['a b']}", "`a b` is neither a DNS name nor an IP address"),
+            (
+                "agent: {registrationURL: 'wss://hub'}",
+                "agent.registrationURL",
+            ),
+            (
+                "agent: {tunnelSANs: ['a b']}",
+                "`a b` is neither a DNS name nor an IP address",
+            ),
             (
                 "agent: {authorityLifetimeSecs: 60, certificateLifetimeSecs: 90}",
                 "must live at least twice as long",

@@ -56,9 +56,13 @@ pub enum Error {
     UnreadableCertificate(String),
     #[error("the cluster {name} is not registered; add it with `standin cluster add {name}`")]
     NotRegistered { name: String },
-    #[error("the certificates of the cluster {name} are revoked; register its agent with a new token")]
+    #[error(
+        "the certificates of the cluster {name} are revoked; register its agent with a new token"
+    )]
     Revoked { name: String },
-    #[error("the certificate of the cluster {name} has expired; register its agent with a new token")]
+    #[error(
+        "the certificate of the cluster {name} has expired; register its agent with a new token"
+    )]
     Expired { name: String },
     #[error("`authentication` of the configuration cannot be used")]
     Authentication(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -18,7 +18,7 @@ pub(crate) use self::routes::Route;
 use crate::Hub;
 use crate::authenticate::Rejected;
 use crate::authorize::{Forbidden, Right};
-use crate::cluster_status::describe;
+use crate::cluster_status::{Connection, describe};
 use crate::configuration::check_cluster_name;
 use crate::metrics::RequestLabels;
 use crate::registration;
@@ -83,7 +83,9 @@ async fn handle(
     match route {
         Route::CreateToken => {
             let requested: TokenRequest = read_json(request).await?;
-            access.check(Right::CreateToken, Some(&requested.cluster)).await?;
+            access
+                .check(Right::CreateToken, Some(&requested.cluster))
+                .await?;
             create_token(hub, &user, &requested.cluster).await
         }
         Route::Hub => Ok(json(StatusCode::OK, &description(hub))),
@@ -169,12 +171,11 @@ impl Access<'_> {
         };
         let sees_all = is_allowed(self.check(Right::List, None).await)?;
         let (hub, now) = (self.hub, Timestamp::now());
-        let connected = hub.sessions.connected();
         let mut clusters = Vec::new();
         for (name, object) in hub.registry.clusters().iter() {
             if sees_all || is_allowed(self.check(Right::Proxy, Some(name)).await)? {
-                let replica = &hub.settings.replica;
-                clusters.push(describe(object, connected.get(name), replica, now));
+                let connection = Connection::of(hub, name);
+                clusters.push(describe(object, connection.as_ref(), now));
             }
         }
         Ok(json(StatusCode::OK, &ClusterList { clusters }))
@@ -186,7 +187,10 @@ async fn create_token(hub: &Hub, user: &User, cluster: &str) -> Result<ApiRespon
         return Err(not_registered(cluster));
     }
     let lifetime = hub.configuration.borrow().agent.token_lifetime();
-    let created = hub.tokens.create(cluster, lifetime, Timestamp::now()).await?;
+    let created = hub
+        .tokens
+        .create(cluster, lifetime, Timestamp::now())
+        .await?;
     let (token, expires_at) = created.map_err(|too_many| {
         hub.metrics.limit_hit("tokens");
         Failure::new(StatusCode::TOO_MANY_REQUESTS, too_many.to_string())
@@ -205,8 +209,7 @@ async fn add(hub: &Hub, user: &User, cluster: NewCluster) -> Result<ApiResponse,
     match hub.registry.add(&name, cluster.labels).await? {
         Added::New(object) => {
             tracing::info!(target: "audit", user = user.name, cluster = name, "cluster added");
-            let replica = &hub.settings.replica;
-            let added = describe(&object, None, replica, Timestamp::now());
+            let added = describe(&object, None, Timestamp::now());
             Ok(json(StatusCode::CREATED, &added))
         }
         Added::Existed => {
@@ -219,9 +222,8 @@ async fn add(hub: &Hub, user: &User, cluster: NewCluster) -> Result<ApiResponse,
 
 fn cluster(hub: &Hub, name: &str) -> Result<ApiResponse, Failure> {
     let object = hub.registry.get(name).ok_or_else(|| not_registered(name))?;
-    let connected = hub.sessions.connected();
-    let replica = &hub.settings.replica;
-    let found = describe(&object, connected.get(name), replica, Timestamp::now());
+    let connection = Connection::of(hub, name);
+    let found = describe(&object, connection.as_ref(), Timestamp::now());
     Ok(json(StatusCode::OK, &found))
 }
 
@@ -237,6 +239,7 @@ async fn remove(hub: &Hub, user: &User, name: &str) -> Result<ApiResponse, Failu
         return Err(not_registered(name));
     }
     tracing::info!(target: "audit", user = user.name, cluster = name, "cluster removed");
+    hub.peers.notify_revoked(name);
     Ok(no_content())
 }
 
@@ -247,8 +250,8 @@ async fn revoke(hub: &Hub, user: &User, name: &str) -> Result<ApiResponse, Failu
     let revoked = hub.registry.revoke(name, now).await?;
     let object = revoked.ok_or_else(|| not_registered(name))?;
     tracing::info!(target: "audit", user = user.name, cluster = name, "cluster revoked");
-    let replica = &hub.settings.replica;
-    Ok(json(StatusCode::OK, &describe(&object, None, replica, now)))
+    hub.peers.notify_revoked(name);
+    Ok(json(StatusCode::OK, &describe(&object, None, now)))
 }
 
 fn not_registered(name: &str) -> Failure {

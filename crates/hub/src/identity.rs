@@ -34,13 +34,17 @@ pub(crate) enum Refusal {
     Unreadable(String),
     #[error("the certificate of {cluster} expired at {at}")]
     Expired { cluster: String, at: Timestamp },
-    #[error("the certificate of {cluster} is valid only from {from}; compare the clocks of hub and agent")]
+    #[error(
+        "the certificate of {cluster} is valid only from {from}; compare the clocks of hub and agent"
+    )]
     NotYetValid { cluster: String, from: Timestamp },
     #[error("the certificate was signed by another authority: {0}")]
     ForeignAuthority(String),
     #[error("the certificate is not one of a client")]
     NotOfClient,
-    #[error("the certificate is for the cluster {certified}, and the agent says that it is {claimed}")]
+    #[error(
+        "the certificate is for the cluster {certified}, and the agent says that it is {claimed}"
+    )]
     AnotherCluster { certified: String, claimed: String },
     #[error("the cluster {cluster} is not registered")]
     NotRegistered { cluster: String },
@@ -83,11 +87,15 @@ impl Refusal {
         const REGISTER: &str = "register again: empty the Secret of the agent's certificate, and give the agent a new token \
             (`standin cluster token`)";
         match self {
-            Self::NoCertificate { through_proxy: true } => {
+            Self::NoCertificate {
+                through_proxy: true,
+            } => {
                 "a load balancer that terminates TLS is in between and removes the agent's certificate: this port needs a \
                  load balancer for TCP, or TLS passthrough"
             }
-            Self::NoCertificate { through_proxy: false } => {
+            Self::NoCertificate {
+                through_proxy: false,
+            } => {
                 "this address is for tunnel agents. If this is one, then something between it and the hub terminates TLS: \
                  this port needs a load balancer for TCP, or TLS passthrough"
             }

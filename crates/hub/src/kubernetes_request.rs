@@ -30,14 +30,6 @@ pub(crate) enum PathError {
     Reserved,
 }
 
-/// The path of a request below that of its cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ClusterPath {
-    pub(crate) cluster: String,
-    /// As the client has encoded it. Begins with a slash.
-    pub(crate) path: String,
-}
-
 /// What a request is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KubernetesRequest {
@@ -49,21 +41,6 @@ pub(crate) struct KubernetesRequest {
     pub(crate) resource: Option<String>,
     pub(crate) subresource: Option<String>,
     pub(crate) name: Option<String>,
-}
-
-impl ClusterPath {
-    /// Divides `/clusters/NAME/…`. Returns `None` for other paths, and for names that no cluster can have.
-    pub(crate) fn parse(path: &str) -> Option<Result<Self, PathError>> {
-        let rest = path.strip_prefix(api::hub::path::PROXY)?;
-        let (cluster, rest) = rest.split_once('/').unwrap_or((rest, ""));
-        if !is_cluster_name(cluster) {
-            return None;
-        }
-        Some(checked(rest).map(|rest| Self {
-            cluster: cluster.to_owned(),
-            path: rest,
-        }))
-    }
 }
 
 /// Whether a cluster can have this name, which is that of an object.

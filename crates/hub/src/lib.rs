@@ -18,6 +18,7 @@
 //! | [`impersonate`], [`kubernetes_request`], [`proxy`], [`status`], [`upstreams`] | requests to the API servers of clusters |
 //! | [`listeners`] | the listeners for administrators and Kubernetes clients |
 //! | [`metrics`], [`probes`], [`plain_http`] | metrics and health endpoints |
+//! | [`peers`] | the other replicas |
 //! | [`rate_limit`] | limits of requests per source |
 //! | [`registration`], [`tokens`], [`token_store`] | registration of agents with tokens |
 //! | [`registry`] | the registered clusters |
@@ -43,6 +44,7 @@ mod impersonate;
 mod kubernetes_request;
 mod listeners;
 mod metrics;
+mod peers;
 mod plain_http;
 mod probes;
 mod proxy;
@@ -90,6 +92,7 @@ use crate::certificates::{CertificateRotator, Certificates};
 use crate::configuration::Configuration;
 use crate::listeners::ClientListener;
 use crate::metrics::Metrics;
+use crate::peers::{AllUpstreams, Discovery, Peers};
 use crate::proxy::Proxy;
 use crate::rate_limit::RateLimit;
 use crate::registry::Registry;
@@ -127,6 +130,11 @@ pub(crate) struct Hub {
     pub(crate) authorizer: Arc<Authorizer>,
     pub(crate) audit: Audit,
     pub(crate) proxy: Proxy,
+    pub(crate) peers: Peers,
+    /// The tunnels of this replica.
+    pub(crate) upstreams: Arc<LocalUpstreams>,
+    /// Cancelled when clients do not connect to this replica any more.
+    pub(crate) stop: CancellationToken,
 }
 
 /// Runs a hub until `shutdown`, and then until its agents and requests have moved to other replicas.
@@ -147,6 +155,7 @@ pub(crate) struct Listeners {
     http: TcpListener,
     agents: TcpListener,
     clients: TcpListener,
+    peers: TcpListener,
     probes: TcpListener,
     metrics: TcpListener,
 }
@@ -157,6 +166,7 @@ impl Listeners {
             http: listen(settings.listen).await?,
             agents: listen(settings.listen_for_agents).await?,
             clients: listen(settings.listen_for_clients).await?,
+            peers: listen(settings.listen_for_peers).await?,
             probes: listen(settings.listen_for_probes).await?,
             metrics: listen(settings.listen_for_metrics).await?,
         })
@@ -183,17 +193,20 @@ async fn serve(
         registry.clone(),
     )
     .await?;
-    let serving = rotator.serving();
-    let hub = Arc::new(Hub::new(
-        client,
-        settings,
-        configuration.subscribe(),
-        &rotator,
-        registry,
-        &background,
-        Arc::clone(&metrics),
-        ending.clone(),
-    ).await?);
+    let (serving, certificates) = (rotator.serving(), rotator.subscribe());
+    let hub = Arc::new(
+        Hub::new(
+            client,
+            settings,
+            configuration.subscribe(),
+            &rotator,
+            registry,
+            &background,
+            Arc::clone(&metrics),
+            ending.clone(),
+        )
+        .await?,
+    );
     let path = hub.settings.configuration.clone();
     background.spawn("configuration", configuration::run(path, configuration));
     background.spawn("certificates", rotator.run());
@@ -228,7 +241,13 @@ async fn serve(
     background.spawn("status", cluster_status::run(Arc::clone(&hub)));
     let agents_tls = tls::server_config(serving.clone(), &[b"http/1.1"])?;
     let clients_tls = tls::server_config(serving, &[b"h2", b"http/1.1"])?;
-    let (stop, graceful) = (CancellationToken::new(), TaskTracker::new());
+    let (stop, graceful) = (hub.stop.clone(), TaskTracker::new());
+    let peers = &hub.peers;
+    background.spawn("peers", peers.clone().connect(discovery(&hub)));
+    background.spawn("peer_certificates", peers.clone().renew(certificates));
+    background.spawn("peer_revocations", tunnels::end_revoked(Arc::clone(&hub)));
+    let local = Arc::clone(&hub.upstreams) as Arc<_>;
+    graceful.spawn(peers.clone().serve(listeners.peers, local, stop.clone()));
     graceful.spawn(agents::serve(
         Arc::clone(&hub),
         listeners.agents,
@@ -238,7 +257,11 @@ async fn serve(
     ));
     for (listener, name, tls) in [
         (listeners.http, "http", None),
-        (listeners.clients, "clients", Some(TlsAcceptor::from(clients_tls))),
+        (
+            listeners.clients,
+            "clients",
+            Some(TlsAcceptor::from(clients_tls)),
+        ),
     ] {
         let admission = admission(name, listeners::LIMITS);
         let listener = ClientListener {
@@ -257,7 +280,7 @@ async fn serve(
     );
     is_ready.store(true, Ordering::Release);
     ending.cancelled().await;
-    drain(&hub, &stop, &graceful).await;
+    drain(&hub, &graceful).await;
     drop(tasks);
     match background.failure() {
         Some(failure) => Err(Error::TaskFailed(failure.to_string())),
@@ -266,10 +289,10 @@ async fn serve(
 }
 
 /// Agents connect to another replica first and then leave, and requests end.
-async fn drain(hub: &Hub, stop: &CancellationToken, graceful: &TaskTracker) {
+async fn drain(hub: &Hub, graceful: &TaskTracker) {
     hub.draining.cancel();
     sleep(SHUTDOWN_DELAY).await;
-    stop.cancel();
+    hub.stop.cancel();
     graceful.close();
     hub.tunnels.close();
     hub.proxy.upgraded().close();
@@ -279,6 +302,19 @@ async fn drain(hub: &Hub, stop: &CancellationToken, graceful: &TaskTracker) {
         for tunnel in hub.sessions.all() {
             tunnel.close(CloseReason::Shutdown);
         }
+    }
+}
+
+/// How the other replicas are found.
+fn discovery(hub: &Hub) -> Discovery {
+    let listed = &hub.configuration.borrow().peers;
+    if listed.is_empty() {
+        Discovery::Service {
+            host: hub.settings.peer_host(),
+            port: hub.settings.listen_for_peers.port(),
+        }
+    } else {
+        Discovery::Addresses(listed.clone())
     }
 }
 
@@ -305,19 +341,34 @@ impl Hub {
         let authorizer = Arc::new(Authorizer::new(client.clone(), namespace.clone()));
         let authenticator = authentication::build(&client, authentication, background).await?;
         let (audit, sessions) = (Audit::new(audit::DEFAULT_CAPACITY), Sessions::new());
-        let (draining, proxy_settings) = (CancellationToken::new(), configuration.borrow().proxy.settings());
+        let (draining, proxy_settings) = (
+            CancellationToken::new(),
+            configuration.borrow().proxy.settings(),
+        );
+        let peers = Peers::new(
+            settings.replica.clone(),
+            sessions.subscribe(),
+            &rotator.subscribe().borrow(),
+            draining.clone(),
+        )?;
+        let upstreams = Arc::new(LocalUpstreams::new(registry.clone(), sessions.clone()));
+        let local = Arc::clone(&upstreams) as Arc<_>;
+        let stop = CancellationToken::new();
         let proxy = Proxy::new(
             Arc::clone(&authorizer),
-            Arc::new(LocalUpstreams::new(registry.clone(), sessions.clone())),
+            Arc::new(AllUpstreams::new(local, peers.clone())),
             audit.clone(),
             proxy_settings,
-            draining.clone(),
+            stop.clone(),
         );
         Ok(Self {
             authenticator,
             authorizer,
             audit,
             proxy,
+            peers,
+            upstreams,
+            stop,
             registry,
             configuration,
             certificates: rotator.subscribe(),

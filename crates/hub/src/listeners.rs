@@ -137,7 +137,10 @@ async fn serve_stream(
             () = authenticated.notified() => None,
         }
     };
-    match permit.run(UNAUTHENTICATED_TIMEOUT, until_authenticated).await {
+    match permit
+        .run(UNAUTHENTICATED_TIMEOUT, until_authenticated)
+        .await
+    {
         Ok(Some(ended)) => return ended,
         Ok(None) => {}
         Err(rejection) => return Err(rejection.into()),

@@ -26,9 +26,10 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub(crate) use self::bodies::WatchBody;
 use self::bodies::{BodyFailure, RequestBody, ResponseBody};
-pub(crate) use self::errors::SendError;
-pub(crate) use self::upstream::{Upstream, UpstreamSource};
+pub(crate) use self::errors::{SendError, status as error_status};
+pub(crate) use self::upstream::{Sending, Upstream, UpstreamSource};
 use crate::audit::{Audit, AuditEntry};
 use crate::authorize::{Authorizer, Right};
 use crate::body::{Body, BoxError};
@@ -95,8 +96,8 @@ pub(crate) struct Proxy {
     upstreams: Arc<dyn UpstreamSource>,
     audit: Audit,
     settings: ProxySettings,
-    /// Cancelled when this replica shuts down. Watches end then, and their clients begin new ones elsewhere.
-    draining: CancellationToken,
+    /// Cancelled when clients do not connect to this replica any more. Watches end then, and begin again elsewhere.
+    stop: CancellationToken,
     /// The upgraded connections.
     upgraded: TaskTracker,
 }
@@ -123,14 +124,14 @@ impl Proxy {
         upstreams: Arc<dyn UpstreamSource>,
         audit: Audit,
         settings: ProxySettings,
-        draining: CancellationToken,
+        stop: CancellationToken,
     ) -> Self {
         Self {
             authorizer,
             upstreams,
             audit,
             settings,
-            draining,
+            stop,
             upgraded: TaskTracker::new(),
         }
     }
@@ -215,8 +216,14 @@ impl Proxy {
         }
         impersonate::clean_response(response.headers_mut());
         entry.set_status(response.status());
-        let until = (checked.request.verb == "watch").then(|| self.draining.clone());
-        Ok(response.map(|body| ResponseBody::new(body, entry, until)))
+        let is_watch = checked.request.verb == "watch";
+        Ok(response.map(|body| {
+            let body = match is_watch {
+                true => WatchBody::new(body, self.stop.clone()),
+                false => body,
+            };
+            ResponseBody::new(body, entry)
+        }))
     }
 
     /// Authorizes a request, and makes the one for the agent.
@@ -231,7 +238,9 @@ impl Proxy {
         B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let authorized = self.authorizer.authorize(&user, &Right::Proxy, Some(cluster));
+        let authorized = self
+            .authorizer
+            .authorize(&user, &Right::Proxy, Some(cluster));
         authorized.await.map_err(|forbidden| forbidden.status())?;
         let impersonated = self.settings.impersonated(user)?;
         let headers = impersonate::request_headers(request.headers(), &impersonated)
@@ -303,7 +312,9 @@ fn check(
     query: Option<&str>,
 ) -> Result<Checked, Status> {
     if !is_cluster_name(cluster) {
-        return Err(Status::not_found(format!("no cluster can have the name {cluster:?}")));
+        return Err(Status::not_found(format!(
+            "no cluster can have the name {cluster:?}"
+        )));
     }
     if *method == Method::CONNECT || *method == Method::TRACE {
         return Err(Status::method_not_allowed(format!(
@@ -330,4 +341,4 @@ fn warn_of_impersonation(headers: &mut HeaderMap) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

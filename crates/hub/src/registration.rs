@@ -56,11 +56,7 @@ impl Rejected {
 }
 
 /// Responds to `POST /api/agents/register`. No other credential than the token is needed.
-pub(crate) async fn register(
-    hub: &Hub,
-    source: IpAddr,
-    request: Request<Incoming>,
-) -> ApiResponse {
+pub(crate) async fn register(hub: &Hub, source: IpAddr, request: Request<Incoming>) -> ApiResponse {
     let rate = hub.configuration.borrow().agent.registrations;
     if !hub.rate_limit.lock().admit(source, rate, Timestamp::now()) {
         hub.metrics.limit_hit("registrations");
@@ -96,11 +92,7 @@ pub(crate) async fn register(
         let error = "the hub cannot register agents now";
         return Failure::unavailable(error).response();
     }
-    Failure::new(
-        StatusCode::UNAUTHORIZED,
-        api::hub::REGISTRATION_REJECTED,
-    )
-    .response()
+    Failure::new(StatusCode::UNAUTHORIZED, api::hub::REGISTRATION_REJECTED).response()
 }
 
 /// When a failure is answered that took so long.

@@ -87,7 +87,10 @@ pub(crate) async fn follow_values(hub: Arc<Hub>) {
         let delay = match hub.registry.reconcile_values(&entries).await {
             Ok(()) => VALUES_INTERVAL,
             Err(error) => {
-                tracing::warn!(error = error_chain(&error), "clusters of values not written");
+                tracing::warn!(
+                    error = error_chain(&error),
+                    "clusters of values not written"
+                );
                 RETRY_DELAY
             }
         };

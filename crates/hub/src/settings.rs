@@ -46,6 +46,11 @@ pub struct PublicCertificate {
 }
 
 impl Settings {
+    /// The headless Service with the addresses of all replicas, also of those that are not ready.
+    pub(crate) fn peer_host(&self) -> String {
+        format!("{}-peers.{}.svc", self.service, self.namespace)
+    }
+
     /// The DNS names with which clients in the hub's cluster verify its certificate.
     pub(crate) fn host_names(&self) -> Vec<String> {
         let (service, namespace) = (&self.service, &self.namespace);

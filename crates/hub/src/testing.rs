@@ -28,6 +28,14 @@ pub(crate) const NAMESPACE: &str = "standin-hub";
 /// The token of a user who may do everything.
 pub(crate) const ADMIN: &str = "token-of-admin";
 
+/// A replica among others.
+struct TestPeers {
+    replica: String,
+    listener: TcpListener,
+    /// The addresses of all replicas.
+    all: Vec<SocketAddr>,
+}
+
 /// A replica of a hub.
 pub(crate) struct TestHub {
     pub(crate) api_server: StubApiServer,
@@ -65,14 +73,50 @@ impl TestHub {
 
     /// Another replica over the same API server.
     pub(crate) async fn replica(api_server: &StubApiServer, configuration: &str) -> Self {
-        Self::build(api_server, configuration, None).await
+        Self::build(api_server, configuration, None, Self::alone().await).await
+    }
+
+    /// Replicas that know each other, over the same API server.
+    pub(crate) async fn replicas(number: usize, configuration: &str) -> Vec<Self> {
+        let api_server = StubApiServer::new();
+        let mut listeners = Vec::new();
+        for _ in 0..number {
+            listeners.push(bind().await);
+        }
+        let all: Vec<SocketAddr> = listeners.iter().map(|(_, address)| *address).collect();
+        let mut hubs = Vec::new();
+        for (index, (listener, _)) in listeners.into_iter().enumerate() {
+            let peers = TestPeers {
+                replica: format!("hub-{index}"),
+                listener,
+                all: all.clone(),
+            };
+            hubs.push(Self::build(&api_server, configuration, None, peers).await);
+        }
+        hubs
+    }
+
+    /// A replica without peers.
+    async fn alone() -> TestPeers {
+        let (listener, address) = bind().await;
+        TestPeers {
+            replica: "hub-0".to_owned(),
+            listener,
+            all: vec![address],
+        }
     }
 
     /// A hub with a certificate for agents that a public authority has signed.
     pub(crate) async fn with_public_certificate(certificate: &str, key: &str) -> Self {
         let configuration = "clusters: [{name: a}]";
         let public = Some((certificate, key));
-        Self::build(&StubApiServer::new(), configuration, public).await
+        Self::build(
+            &StubApiServer::new(),
+            configuration,
+            public,
+            Self::alone().await,
+        )
+        .await
     }
 
     /// A hub with an authority that the administrator has brought.
@@ -87,9 +131,16 @@ impl TestHub {
         api_server: &StubApiServer,
         text: &str,
         public: Option<(&str, &str)>,
+        peers: TestPeers,
     ) -> Self {
         let folder = TempDir::new().unwrap();
         let configuration = folder.path().join("hub.yaml");
+        let listed: Vec<String> = peers
+            .all
+            .iter()
+            .map(|address| format!("'{address}'"))
+            .collect();
+        let text = format!("{text}\npeers: [{}]\n", listed.join(", "));
         std::fs::write(&configuration, text).unwrap();
         let public_certificate = public.map(|(certificate, key)| {
             let files = PublicCertificate {
@@ -107,7 +158,7 @@ impl TestHub {
         let (metrics_listener, metrics) = bind().await;
         let settings = Settings {
             namespace: NAMESPACE.to_owned(),
-            replica: "hub-0".to_owned(),
+            replica: peers.replica,
             service: "standin-hub".to_owned(),
             configuration: configuration.clone(),
             authority_secret: "standin-hub-ca".to_owned(),
@@ -117,7 +168,7 @@ impl TestHub {
             listen: http,
             listen_for_agents: agents,
             listen_for_clients: clients,
-            listen_for_peers: clients,
+            listen_for_peers: peers.listener.local_addr().unwrap(),
             listen_for_probes: probes,
             listen_for_metrics: metrics,
         };
@@ -125,6 +176,7 @@ impl TestHub {
             http: http_listener,
             agents: agents_listener,
             clients: clients_listener,
+            peers: peers.listener,
             probes: probes_listener,
             metrics: metrics_listener,
         };
@@ -187,7 +239,9 @@ impl TestHub {
         let csr = key.request_pem(cluster).unwrap();
         let body = json!({ "token": token, "cluster": cluster, "csr": csr });
         let client = self.agents_client();
-        client.send("POST", "/api/agents/register", Some(body)).await
+        client
+            .send("POST", "/api/agents/register", Some(body))
+            .await
     }
 
     /// Registers an agent, which then has a certificate.

@@ -4,4 +4,5 @@ mod certificates;
 mod connecting;
 mod http;
 mod registration;
+mod replicas;
 mod revocation;

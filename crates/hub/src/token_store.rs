@@ -85,7 +85,10 @@ impl TokenStore {
         .await
     }
 
-    async fn update<T>(&self, change: impl Fn(&mut Tokens) -> Result<T> + Send + Sync) -> Result<T> {
+    async fn update<T>(
+        &self,
+        change: impl Fn(&mut Tokens) -> Result<T> + Send + Sync,
+    ) -> Result<T> {
         self.secret
             .update(|data| {
                 let mut tokens = self.read(data)?;
@@ -93,7 +96,10 @@ impl TokenStore {
                 let outcome = change(&mut tokens)?;
                 if tokens != before {
                     let text = serde_json::to_vec(&tokens);
-                    data.insert(TOKENS.to_owned(), text.map_err(|error| self.invalid(error))?);
+                    data.insert(
+                        TOKENS.to_owned(),
+                        text.map_err(|error| self.invalid(error))?,
+                    );
                 }
                 Ok(outcome)
             })

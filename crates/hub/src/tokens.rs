@@ -115,7 +115,9 @@ pub(crate) enum Redemption {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there are {MAX_TOKENS} registration tokens that have not expired; try again when some have")]
+#[error(
+    "there are {MAX_TOKENS} registration tokens that have not expired; try again when some have"
+)]
 pub(crate) struct TooManyTokens;
 
 impl Tokens {

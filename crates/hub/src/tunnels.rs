@@ -101,6 +101,19 @@ pub(crate) async fn enforce(hub: Arc<Hub>) {
     }
 }
 
+/// Ends the tunnels of clusters that another replica has revoked, before the change of the object is seen here. Never returns.
+pub(crate) async fn end_revoked(hub: Arc<Hub>) {
+    let peers = hub.peers.clone();
+    let end = move |cluster: &str| {
+        for tunnel in hub.sessions.all() {
+            if tunnel.cluster == cluster {
+                tunnel.close(CloseReason::Revoked);
+            }
+        }
+    };
+    peers.on_revoked(end).await;
+}
+
 fn enforce_for(tunnel: &Tunnel, clusters: &Clusters) {
     let reason = match clusters.get(&tunnel.cluster) {
         None => CloseReason::NotRegistered,

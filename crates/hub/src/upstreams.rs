@@ -26,7 +26,7 @@ impl LocalUpstreams {
         if let Some(session) = self.sessions.newest(cluster) {
             return Ok(session);
         }
-        let described = describe(&object, None, "", Timestamp::now());
+        let described = describe(&object, None, Timestamp::now());
         Err(match described.state {
             ClusterState::Revoked => Unavailable::Revoked,
             _ => Unavailable::NotConnected {

@@ -8,24 +8,17 @@ mod rotator;
 
 use std::collections::BTreeMap;
 
+use authority::{Authority, Facts, PrivateKey, Profile, Usage};
 use jiff::{SignedDuration, Timestamp};
 use link::tls::{Fingerprint, Identity};
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use time::OffsetDateTime;
-use x509_parser::prelude::FromDer as _;
 
 pub(crate) use self::rotator::CertificateRotator;
 use crate::error::{Error, Result};
 
 const AUTHORITY_LIFETIME: SignedDuration = SignedDuration::from_hours(3 * 365 * 24);
 const CERTIFICATE_LIFETIME: SignedDuration = SignedDuration::from_hours(90 * 24);
-/// Certificates are backdated because clocks differ.
-const BACKDATING: SignedDuration = SignedDuration::from_hours(1);
 
 /// The keys of the Secret.
 const AUTHORITY: &str = "ca.crt";
@@ -154,15 +147,17 @@ pub(crate) fn required_renewal(
     let Some(found) = found else {
         return Renewal::Authority;
     };
-    let (Some(authority), Some(certificate)) = (parse(&found.authority), parse(&found.certificate))
-    else {
+    let Ok(authority) = Authority::from_pem(&found.authority, &found.authority_key) else {
         return Renewal::Authority;
     };
-    if authority.needs_renewal(now) || KeyPair::from_pem(&found.authority_key).is_err() {
+    let Ok(certificate) = Facts::from_pem(&found.certificate) else {
+        return Renewal::Authority;
+    };
+    if authority.facts().is_renewal_due(now) {
         Renewal::Authority
-    } else if certificate.needs_renewal(now)
+    } else if certificate.is_renewal_due(now)
         || names.iter().any(|name| !certificate.names.contains(name))
-        || KeyPair::from_pem(&found.key).is_err()
+        || PrivateKey::from_pem(&found.key).is_err()
         || found.node.is_empty()
     {
         Renewal::Certificate
@@ -181,9 +176,8 @@ pub(crate) fn renew(
     match (found, renewal) {
         (Some(found), Renewal::Nothing) => Ok(found),
         (Some(found), Renewal::Certificate) => {
-            let authority_key = KeyPair::from_pem(&found.authority_key)?;
-            let issuer = Issuer::from_ca_cert_pem(&found.authority, authority_key)?;
-            let (certificate, key) = new_certificate(&issuer, names, now)?;
+            let authority = Authority::from_pem(&found.authority, &found.authority_key)?;
+            let (certificate, key) = new_certificate(&authority, names, now)?;
             let (node, node_key) = match found.node.is_empty() {
                 true => new_identity()?,
                 false => (found.node, found.node_key),
@@ -197,11 +191,9 @@ pub(crate) fn renew(
             })
         }
         (found, _) => {
-            let authority_key = KeyPair::generate()?;
-            let parameters = authority_parameters(now)?;
-            let authority = parameters.self_signed(&authority_key)?.pem();
-            let issuer = Issuer::from_params(&parameters, &authority_key);
-            let (certificate, key) = new_certificate(&issuer, names, now)?;
+            let authority = new_authority(now)?;
+            let (certificate, key) = new_certificate(&authority, names, now)?;
+            let previous = previous_authority(found.as_ref(), now);
             let (identity, identity_key) = match &found {
                 Some(found) => (found.identity.clone(), found.identity_key.clone()),
                 None => new_identity()?,
@@ -215,9 +207,9 @@ pub(crate) fn renew(
             Ok(Certificates {
                 node,
                 node_key,
-                bundle: format!("{authority}{}", previous_authority(found.as_ref(), now)),
-                authority,
-                authority_key: authority_key.serialize_pem(),
+                bundle: format!("{}{previous}", authority.certificate_pem()),
+                authority: authority.certificate_pem().to_owned(),
+                authority_key: authority.key_pem().to_owned(),
                 certificate,
                 key,
                 identity,
@@ -229,99 +221,42 @@ pub(crate) fn renew(
 
 /// Creates a self-signed certificate that does not expire. Its peers pin its fingerprint, so it needs no authority.
 fn new_identity() -> Result<(String, String)> {
-    let identity = rcgen::generate_simple_self_signed(["standin-operator".to_owned()])?;
-    Ok((identity.cert.pem(), identity.signing_key.serialize_pem()))
+    let key = PrivateKey::generate()?;
+    let certificate = key.self_signed_pem("standin-operator")?;
+    Ok((certificate, key.to_pem().to_owned()))
 }
 
 /// The previous authority, as long as its certificates can be in use.
 fn previous_authority(found: Option<&Certificates>, now: Timestamp) -> String {
+    let is_in_use = |found: &&Certificates| {
+        Facts::from_pem(&found.authority).is_ok_and(|previous| now < previous.not_after)
+    };
     found
-        .filter(|found| parse(&found.authority).is_some_and(|previous| now < previous.not_after))
+        .filter(is_in_use)
         .map(|found| found.authority.clone())
         .unwrap_or_default()
 }
 
-fn authority_parameters(now: Timestamp) -> Result<CertificateParams> {
-    let mut parameters = CertificateParams::default();
+fn new_authority(now: Timestamp) -> Result<Authority> {
     // Verifiers could confuse two authorities of the same name.
     let name = format!("standin-operator-ca@{}", now.as_second());
-    parameters.distinguished_name.push(DnType::CommonName, name);
-    parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    set_validity(&mut parameters, now, AUTHORITY_LIFETIME)?;
-    Ok(parameters)
+    Ok(Authority::generate(&name, AUTHORITY_LIFETIME, now)?)
 }
 
-fn new_certificate<S: rcgen::SigningKey>(
-    issuer: &Issuer<'_, S>,
+fn new_certificate(
+    authority: &Authority,
     names: &[String],
     now: Timestamp,
 ) -> Result<(String, String)> {
-    let key = KeyPair::generate()?;
-    let mut parameters = CertificateParams::new(names)?;
-    let name = names.first().cloned().unwrap_or_default();
-    parameters.distinguished_name.push(DnType::CommonName, name);
-    parameters.extended_key_usages = vec![
-        ExtendedKeyUsagePurpose::ServerAuth,
-        ExtendedKeyUsagePurpose::ClientAuth,
-    ];
-    set_validity(&mut parameters, now, CERTIFICATE_LIFETIME)?;
-    let certificate = parameters.signed_by(&key, issuer)?;
-    Ok((certificate.pem(), key.serialize_pem()))
-}
-
-fn set_validity(
-    parameters: &mut CertificateParams,
-    now: Timestamp,
-    lifetime: SignedDuration,
-) -> Result<(), rcgen::Error> {
-    let date = |at: Timestamp| {
-        OffsetDateTime::from_unix_timestamp(at.as_second()).map_err(|_| rcgen::Error::Time)
+    let key = PrivateKey::generate()?;
+    let profile = Profile {
+        common_name: names.first().cloned().unwrap_or_default(),
+        names: names.to_vec(),
+        usage: Usage::Both,
+        lifetime: CERTIFICATE_LIFETIME,
     };
-    parameters.not_before = date(now - BACKDATING)?;
-    parameters.not_after = date(now + lifetime)?;
-    Ok(())
-}
-
-/// The fields of a certificate that decide about its renewal.
-struct ParsedCertificate {
-    not_before: Timestamp,
-    not_after: Timestamp,
-    names: Vec<String>,
-}
-
-impl ParsedCertificate {
-    fn needs_renewal(&self, now: Timestamp) -> bool {
-        let lifetime = self.not_before.duration_until(self.not_after);
-        now >= self.not_before + lifetime * 2 / 3
-    }
-}
-
-fn parse(pem: &str) -> Option<ParsedCertificate> {
-    let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
-    let (_, certificate) = x509_parser::certificate::X509Certificate::from_der(&der).ok()?;
-    let validity = certificate.validity();
-    let names = match certificate.subject_alternative_name() {
-        Ok(Some(names)) => names
-            .value
-            .general_names
-            .iter()
-            .filter_map(dns_name)
-            .collect(),
-        _ => Vec::new(),
-    };
-    Some(ParsedCertificate {
-        not_before: Timestamp::from_second(validity.not_before.timestamp()).ok()?,
-        not_after: Timestamp::from_second(validity.not_after.timestamp()).ok()?,
-        names,
-    })
-}
-
-fn dns_name(name: &x509_parser::extensions::GeneralName<'_>) -> Option<String> {
-    match name {
-        x509_parser::extensions::GeneralName::DNSName(name) => Some((*name).to_owned()),
-        _ => None,
-    }
+    let issued = authority.issue(&key, &profile, now)?;
+    Ok((issued.certificate_pem, key.to_pem().to_owned()))
 }
 
 #[cfg(test)]

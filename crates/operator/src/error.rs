@@ -38,7 +38,7 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     #[error("cannot create a certificate")]
-    Certificate(#[from] rcgen::Error),
+    Certificate(#[from] authority::Error),
     #[error("the certificates cannot be used")]
     Tls(#[from] rustls::Error),
     #[error("the certificates in the Secret cannot be read: {0}")]
@@ -59,6 +59,16 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+}
+
+impl Error {
+    /// Whether the API server has refused a request because a permission is missing, so that a retry is pointless.
+    pub(crate) fn is_forbidden(&self) -> bool {
+        let Self::Kubernetes { source, .. } = self else {
+            return false;
+        };
+        matches!(&**source, kube::Error::Api(status) if status.code == 403)
+    }
 }
 
 /// Adds the attempted action to an error of the Kubernetes client.

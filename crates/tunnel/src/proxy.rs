@@ -156,12 +156,13 @@ impl Proxy {
         })
     }
 
-    pub(crate) fn address(&self) -> (&str, u16) {
+    /// Host and port.
+    pub fn address(&self) -> (&str, u16) {
         (&self.host, self.port)
     }
 
     /// Asks the proxy for a connection to `authority`.
-    pub(crate) async fn connect(
+    pub async fn connect(
         &self,
         connection: &mut (impl AsyncRead + AsyncWrite + Unpin),
         authority: &str,

@@ -118,6 +118,8 @@ pub struct Forwarded {
 #[derive(Debug)]
 pub struct Copying {
     client: OnUpgrade,
+    /// A session that is dropped would close the tunnel.
+    _session: Session,
     upgraded: Upgraded,
 }
 
@@ -140,7 +142,11 @@ pub async fn forward<B>(session: &Session, mut request: Request<B>) -> Result<Fo
             response.headers_mut().insert(header::CONNECTION, upgrade);
             Ok(Forwarded {
                 response,
-                copying: Some(Copying { client, upgraded }),
+                copying: Some(Copying {
+                    client,
+                    upgraded,
+                    _session: session.clone(),
+                }),
             })
         }
     }

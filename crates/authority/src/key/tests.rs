@@ -1,4 +1,6 @@
 use super::*;
+use crate::Facts;
+use crate::fixtures::{days, start};
 
 /// The public key of the files p256.*, by `openssl ec -pubout -outform DER | sha256sum`.
 const P256: &str = "sha256:9842cfb2484acbd3d01631cce1f9e9c61ec17b9f87a47a9e73d1c9922d31f8e1";
@@ -38,6 +40,16 @@ fn a_key_is_the_same_after_it_was_stored() {
     assert_eq!(stored.key(), key.key());
     assert_eq!(stored.to_pem(), key.to_pem());
     assert_ne!(PrivateKey::generate().unwrap().key(), key.key());
+}
+
+#[test]
+fn a_self_signed_certificate_is_for_its_name_and_does_not_expire() {
+    let key = PrivateKey::generate().unwrap();
+    let facts = Facts::from_pem(&key.self_signed_pem("standin").unwrap()).unwrap();
+    assert_eq!(facts.names, ["standin"]);
+    assert_eq!(facts.key, key.key());
+    assert!(!facts.is_authority);
+    assert!(!facts.is_expired(start() + days(365 * 1000)));
 }
 
 #[test]

@@ -24,7 +24,7 @@ enum Event {
     Read {
         replica: usize,
     },
-    /// A replica takes the steps that it decides for, and writes the state if nobody else has.
+    /// A replica takes the steps that it decides for, and writes the state if no other one has.
     Advance {
         replica: usize,
     },
@@ -46,7 +46,7 @@ enum Event {
         agent: usize,
         replica: usize,
     },
-    /// An agent connects, is told of the authorities, confirms them, and renews its certificate if it likes.
+    /// An agent connects, receives the authorities, confirms them, and renews its certificate if it likes.
     Connect {
         agent: usize,
         replica: usize,
@@ -93,7 +93,7 @@ struct Agent {
     certificate: Option<Certificate>,
 }
 
-struct World {
+struct Setup {
     now: Timestamp,
     overlap: Option<i64>,
     stored: BTreeMap<String, Vec<u8>>,
@@ -103,11 +103,11 @@ struct World {
     replicas: Vec<Replica>,
     agents: Vec<Agent>,
     key: PrivateKey,
-    /// When the last certificate of each authority expires, whoever has it.
+    /// When the last certificate of each authority expires, for any peer.
     last: BTreeMap<String, Timestamp>,
 }
 
-impl World {
+impl Setup {
     fn new(overlap: Option<i64>) -> Self {
         let policy = policy(100, overlap);
         let trust = Trust::create(&policy, start()).unwrap();
@@ -323,10 +323,10 @@ proptest! {
         overlap in prop_oneof![Just(None), Just(Some(20))],
         events in prop::collection::vec(event(), 1..160),
     ) {
-        let mut world = World::new(overlap);
+        let mut setup = Setup::new(overlap);
         for event in events {
-            world.happen(event);
-            world.check()?;
+            setup.happen(event);
+            setup.check()?;
         }
     }
 }

@@ -63,7 +63,10 @@ impl AuthorityStore {
         let advanced = self.secret.update(|data| {
             let (trust, steps) = advance(data, policy, peers, now)
                 .map_err(|error| self.secret.invalid("ca.crt", HINT, error))?;
-            if steps.iter().any(|step| step.is_change()) || data.contains_key(ROTATE) || is_empty(data) {
+            if steps.iter().any(|step| step.is_change())
+                || data.contains_key(ROTATE)
+                || is_empty(data)
+            {
                 *data = trust.to_data();
             }
             Ok((trust, steps))

@@ -48,8 +48,9 @@ impl Route {
                     Some(Some((name, "revoke"))) => post.then(|| Self::Revoke(name.to_owned())),
                     Some(None) => match below {
                         Some(name) if get => Some(Self::Cluster(name.to_owned())),
-                        Some(name) => (method == Method::DELETE)
-                            .then(|| Self::RemoveCluster(name.to_owned())),
+                        Some(name) => {
+                            (method == Method::DELETE).then(|| Self::RemoveCluster(name.to_owned()))
+                        }
                         None => None,
                     },
                     _ => return Err(Failure::not_found("there is no such path")),
@@ -145,10 +146,16 @@ mod tests {
             ("GET /api/clusters/a/revoke", Err(405)),
             ("POST /api/clusters/a/other", Err(404)),
             ("GET /api/clustersa", Err(404)),
-            ("GET /api/audit?cluster=a&user=x%40y+z&limit=5", Ok(Route::Audit(query))),
+            (
+                "GET /api/audit?cluster=a&user=x%40y+z&limit=5",
+                Ok(Route::Audit(query)),
+            ),
             ("GET /api/audit", Ok(Route::Audit(AuditQuery::default()))),
             ("GET /clusters/a", Ok(proxy("/"))),
-            ("PATCH /clusters/a/api/v1/pods?watch=1", Ok(proxy("/api/v1/pods"))),
+            (
+                "PATCH /clusters/a/api/v1/pods?watch=1",
+                Ok(proxy("/api/v1/pods")),
+            ),
             ("GET /clusters/", Err(404)),
             ("GET /other", Err(404)),
         ] {

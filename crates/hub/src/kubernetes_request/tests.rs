@@ -240,49 +240,51 @@ fn watches_and_streams_may_be_silent() {
     }
 }
 
-/// A path of the hub, and the cluster and path that it leads to, or why not.
-fn check(path: &str, expected: Option<Result<(&str, &str), PathError>>) {
-    let found = ClusterPath::parse(path);
-    let found = found.as_ref().map(|found| {
-        let found = found.as_ref().map_err(|error| *error);
-        found.map(|found| (found.cluster.as_str(), found.path.as_str()))
-    });
+/// A path below that of a cluster, and the path for its API server, or why there is none.
+fn check(path: &str, expected: Result<&str, PathError>) {
+    let found = checked(path);
+    let found = found.as_deref().map_err(|error| *error);
     assert_eq!(found, expected, "{path}");
 }
 
 #[test]
-fn a_path_leads_to_the_cluster_that_it_names() {
-    check("/clusters/a", Some(Ok(("a", "/"))));
-    check("/clusters/a/", Some(Ok(("a", "/"))));
-    check("/clusters/a/api/v1/pods", Some(Ok(("a", "/api/v1/pods"))));
-    check(
-        "/clusters/prod-eu.1/apis/",
-        Some(Ok(("prod-eu.1", "/apis/"))),
-    );
-    check("/clusters/a//api", Some(Ok(("a", "/api"))));
-    check("/clusters/a//b/api", Some(Ok(("a", "/b/api"))));
-    let encoded = "/api/v1/namespaces/x/configmaps/a%3Ab";
-    check(&format!("/clusters/a{encoded}"), Some(Ok(("a", encoded))));
-    let proxied = "/api/v1/namespaces/x/services/y/proxy//z//";
-    check(&format!("/clusters/a{proxied}"), Some(Ok(("a", proxied))));
-    check("/clusters/a/api/v1/...", Some(Ok(("a", "/api/v1/..."))));
-    for path in [
-        "/clusters",
-        "/clusters/",
-        "/clusters//a/api",
-        "/clusters/../api/clusters",
-        "/clusters/./a",
-        "/clusters/a%2Fb/api",
-        "/clusters/%61/api",
-        "/clusters/A/api",
-        "/clusters/-a/api",
-        "/clusters/a./api",
-        "/clustersa/api",
-        "/Clusters/a/api",
-        "//clusters/a/api",
-        "/api/clusters",
+fn names_of_clusters() {
+    for name in ["a", "prod-eu", "prod-eu.1", "0"] {
+        assert!(is_cluster_name(name), "{name}");
+    }
+    for name in [
+        "",
+        ".",
+        "..",
+        "A",
+        "-a",
+        "a-",
+        "a.",
+        "a/b",
+        "a%2Fb",
+        "%61",
+        "a b",
+        &"a".repeat(254),
     ] {
-        check(path, None);
+        assert!(!is_cluster_name(name), "{name}");
+    }
+}
+
+#[test]
+fn a_path_stays_as_the_client_has_encoded_it() {
+    check("", Ok("/"));
+    check("/", Ok("/"));
+    check("/api/v1/pods", Ok("/api/v1/pods"));
+    check("/apis/", Ok("/apis/"));
+    check("//api", Ok("/api"));
+    check("//b/api", Ok("/b/api"));
+    check("/api/v1/...", Ok("/api/v1/..."));
+    for path in [
+        "/api/v1/namespaces/x/configmaps/a%3Ab",
+        "/api/v1/namespaces/x%2Fpods",
+        "/api/v1/namespaces/x/services/y/proxy//z//",
+    ] {
+        check(path, Ok(path));
     }
 }
 
@@ -343,7 +345,7 @@ fn a_path_that_can_be_read_in_two_ways_is_refused() {
     ];
     for (error, paths) in cases {
         for path in paths {
-            check(&format!("/clusters/a/{path}"), Some(Err(error)));
+            check(&format!("/{path}"), Err(error));
         }
     }
 }

@@ -70,31 +70,17 @@ impl HttpBody for RequestBody {
 pub(super) struct ResponseBody {
     inner: Body,
     entry: AuditEntry,
-    /// For a watch: it ends early, and between two events.
-    until: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     is_ended: bool,
-    is_between_events: bool,
 }
 
 impl ResponseBody {
-    pub(super) fn new(inner: Body, entry: AuditEntry, until: Option<CancellationToken>) -> Body {
+    pub(super) fn new(inner: Body, entry: AuditEntry) -> Body {
         let body = Self {
             is_ended: inner.is_end_stream(),
             inner,
             entry,
-            until: until.map(|token| Box::pin(token.cancelled_owned())),
-            is_between_events: true,
         };
         body.boxed_unsync()
-    }
-
-    /// Whether the watch has to end here.
-    fn poll_until(&mut self, context: &mut Context<'_>) -> bool {
-        self.is_between_events
-            && self
-                .until
-                .as_mut()
-                .is_some_and(|until| until.as_mut().poll(context).is_ready())
     }
 }
 
@@ -106,25 +92,12 @@ impl HttpBody for ResponseBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if self.is_ended || self.poll_until(context) {
-            self.is_ended = true;
-            return Poll::Ready(None);
-        }
         let frame = ready!(poll_data(&mut self.inner, context));
-        match &frame {
-            Some(Ok(frame)) => {
-                // An event in JSON is one line. An event in another format is one part of the body, as a rule.
-                let last = frame.data_ref().and_then(|data| data.last().copied());
-                let first = frame.data_ref().and_then(|data| data.first().copied());
-                self.is_between_events = first != Some(b'{') || last == Some(b'\n');
-            }
-            Some(Err(error)) => {
-                let error = error_chain(error.as_ref());
-                self.entry.set_failed(&error);
-                self.is_ended = true;
-            }
-            None => self.is_ended = true,
+        if let Some(Err(error)) = &frame {
+            let error = error_chain(error.as_ref());
+            self.entry.set_failed(&error);
         }
+        self.is_ended |= !matches!(frame, Some(Ok(_)));
         Poll::Ready(frame)
     }
 
@@ -133,7 +106,6 @@ impl HttpBody for ResponseBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // A watch has no length, so one that ends early breaks no promise.
         self.inner.size_hint()
     }
 }
@@ -146,6 +118,60 @@ impl Drop for ResponseBody {
     }
 }
 
+/// The body of a watch. It ends early when this replica shuts down, and between two events.
+pub(crate) struct WatchBody {
+    inner: Body,
+    until: Pin<Box<WaitForCancellationFutureOwned>>,
+    is_between_events: bool,
+    is_ended: bool,
+}
+
+impl WatchBody {
+    pub(crate) fn new(inner: Body, until: CancellationToken) -> Body {
+        let body = Self {
+            inner,
+            until: Box::pin(until.cancelled_owned()),
+            is_between_events: true,
+            is_ended: false,
+        };
+        body.boxed_unsync()
+    }
+}
+
+impl HttpBody for WatchBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if self.is_between_events && self.until.as_mut().poll(context).is_ready() {
+            self.is_ended = true;
+        }
+        if self.is_ended {
+            return Poll::Ready(None);
+        }
+        let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+        {
+            self.is_between_events = ends_event(self.is_between_events, data);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_ended || self.inner.is_end_stream()
+    }
+}
+
+/// Whether an event ends with this part. An event in JSON is one line. One in another format is one part, as a rule.
+fn ends_event(begins_event: bool, part: &[u8]) -> bool {
+    let is_json = !begins_event || part.first() == Some(&b'{');
+    !is_json || part.last() == Some(&b'\n')
+}
+
 /// The next part of a body that has data.
 fn poll_data(
     body: &mut Body,
@@ -155,6 +181,29 @@ fn poll_data(
         match ready!(Pin::new(&mut *body).poll_frame(context)) {
             Some(Ok(frame)) if !frame.is_data() => {}
             other => return Poll::Ready(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_an_event_is_seen() {
+        let cases: [(&[&[u8]], bool); 5] = [
+            (&[b"{}\n"], true),
+            (&[b"{\"a\""], false),
+            (&[b"{\"a\"", b": 1"], false),
+            (&[b"{\"a\"", b": 1", b"}\n"], true),
+            // Protobuf
+            (&[b"\0\0\0\x05k8s", b"\0\0\0\x05k8s"], true),
+        ];
+        for (parts, expected) in cases {
+            let ended = parts
+                .iter()
+                .fold(true, |ended, part| ends_event(ended, part));
+            assert_eq!(ended, expected, "{parts:?}");
         }
     }
 }

@@ -45,7 +45,8 @@ impl SendError {
     }
 }
 
-pub(super) fn status(cluster: &str, error: &SendError) -> Status {
+/// The response for a request that could not be forwarded.
+pub(crate) fn status(cluster: &str, error: &SendError) -> Status {
     let status = match error {
         SendError::Unavailable(unavailable) => return unavailable_status(cluster, unavailable),
         SendError::Tunnel(tunnel::Error::Limited(limit)) => {
@@ -78,7 +79,10 @@ fn unavailable_status(cluster: &str, unavailable: &Unavailable) -> Status {
         Unavailable::NotRegistered => Status::not_found(format!(
             "there is no cluster {cluster:?}; `standin cluster list` shows the clusters, `standin cluster add` registers one"
         )),
-        Unavailable::NotConnected { since: None, message } => Status::unavailable(format!(
+        Unavailable::NotConnected {
+            since: None,
+            message,
+        } => Status::unavailable(format!(
             "cluster {cluster:?} has never been connected: {message}; `standin cluster token {cluster}` shows how to install \
              its agent"
         )),
@@ -138,10 +142,25 @@ mod tests {
         check(peer(true), 503, false, "replica of the hub");
         let upgrade = tunnel::Error::Upgrade("x".to_owned());
         check(SendError::Tunnel(upgrade), 502, false, "its log");
-        check(unavailable(Unavailable::NotRegistered), 404, false, "standin cluster add");
+        check(
+            unavailable(Unavailable::NotRegistered),
+            404,
+            false,
+            "standin cluster add",
+        );
         check(unavailable(Unavailable::Revoked), 503, false, "revoked");
-        check(unavailable(not_connected(None)), 503, false, "never been connected: m");
+        check(
+            unavailable(not_connected(None)),
+            503,
+            false,
+            "never been connected: m",
+        );
         let since = jiff::Timestamp::UNIX_EPOCH;
-        check(unavailable(not_connected(Some(since))), 503, false, "since 1970-01-01T00:00:00Z: m");
+        check(
+            unavailable(not_connected(Some(since))),
+            503,
+            false,
+            "since 1970-01-01T00:00:00Z: m",
+        );
     }
 }

@@ -60,7 +60,9 @@ pub(super) fn peer(cluster: &ManagedCluster, now: Timestamp) -> Option<Peer> {
     let revoked = &cluster.spec.revoked;
     let accepted = status.certificates.iter().filter(|certificate| {
         now < certificate.expires_at.0
-            && !revoked.iter().any(|it| it.serial == certificate.serial || it.key == certificate.key)
+            && !revoked
+                .iter()
+                .any(|it| it.serial == certificate.serial || it.key == certificate.key)
     });
     Some(Peer {
         name: cluster.name_any(),
@@ -73,7 +75,10 @@ pub(super) fn peer(cluster: &ManagedCluster, now: Timestamp) -> Option<Peer> {
 pub(super) fn revoke_all(cluster: &mut ManagedCluster, now: Timestamp) {
     let revoked = &mut cluster.spec.revoked;
     revoked.retain(|entry| now < entry.expires_at.0);
-    let certificates = cluster.status.iter().flat_map(|status| &status.certificates);
+    let certificates = cluster
+        .status
+        .iter()
+        .flat_map(|status| &status.certificates);
     for certificate in certificates.filter(|certificate| now < certificate.expires_at.0) {
         if !revoked.iter().any(|it| it.serial == certificate.serial) {
             revoked.push(RevokedCertificate {
@@ -87,11 +92,7 @@ pub(super) fn revoke_all(cluster: &mut ManagedCluster, now: Timestamp) {
 }
 
 /// Adds a certificate that is about to be handed out. Returns whether the object has changed.
-pub(super) fn add_certificate(
-    cluster: &mut ManagedCluster,
-    facts: &Facts,
-    now: Timestamp,
-) -> bool {
+pub(super) fn add_certificate(cluster: &mut ManagedCluster, facts: &Facts, now: Timestamp) -> bool {
     let status = cluster
         .status
         .get_or_insert_with(ManagedClusterStatus::default);

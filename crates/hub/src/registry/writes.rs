@@ -81,7 +81,9 @@ impl Registry {
                 Err(error) => return Err(error).action(format!("write the ManagedCluster {name}")),
             }
         }
-        Err(Error::Conflict { name: name.to_owned() })
+        Err(Error::Conflict {
+            name: name.to_owned(),
+        })
     }
 
     /// Records a certificate before it is handed out, so that a revocation at the same moment includes it.
@@ -93,19 +95,26 @@ impl Registry {
         previous: Option<&Facts>,
         now: Timestamp,
     ) -> Result<()> {
-        let not_registered = || Error::NotRegistered { name: name.to_owned() };
+        let not_registered = || Error::NotRegistered {
+            name: name.to_owned(),
+        };
         for _ in 0..MAX_ATTEMPTS {
             let found = self.objects.get_opt(name).await;
             let found = found.action(format!("read the ManagedCluster {name}"))?;
             let mut object = found.ok_or_else(not_registered)?;
             if is_revoked(&object, issued) || previous.is_some_and(|it| is_revoked(&object, it)) {
-                return Err(Error::Revoked { name: name.to_owned() });
+                return Err(Error::Revoked {
+                    name: name.to_owned(),
+                });
             }
             if !add_certificate(&mut object, issued, now) {
                 return Ok(());
             }
             let parameters = PostParams::default();
-            let written = self.objects.replace_status(name, &parameters, &object).await;
+            let written = self
+                .objects
+                .replace_status(name, &parameters, &object)
+                .await;
             match written {
                 Ok(_) => return Ok(()),
                 Err(kube::Error::Api(status)) if status.code == CONFLICT => {}
@@ -113,11 +122,14 @@ impl Registry {
                     return Err(not_registered());
                 }
                 Err(error) => {
-                    return Err(error).action(format!("write the status of the ManagedCluster {name}"));
+                    return Err(error)
+                        .action(format!("write the status of the ManagedCluster {name}"));
                 }
             }
         }
-        Err(Error::Conflict { name: name.to_owned() })
+        Err(Error::Conflict {
+            name: name.to_owned(),
+        })
     }
 
     /// Writes fields of the status. Fields that are not given stay.
@@ -128,7 +140,9 @@ impl Registry {
             Ok(_) => Ok(()),
             // It was removed meanwhile.
             Err(kube::Error::Api(status)) if status.code == NOT_FOUND => Ok(()),
-            Err(error) => Err(error).action(format!("write the status of the ManagedCluster {name}")),
+            Err(error) => {
+                Err(error).action(format!("write the status of the ManagedCluster {name}"))
+            }
         }
     }
 
@@ -186,13 +200,15 @@ fn changes<'a>(clusters: &Clusters, entries: &'a [ClusterEntry]) -> Vec<Change<'
         .iter()
         .filter(|(name, object)| is_from_values(object) && !names.contains(name.as_str()))
         .map(|(name, _)| Change::Remove(name.clone()));
-    let others = entries.iter().filter_map(|entry| match clusters.get(&entry.name) {
-        None => Some(Change::Create(entry)),
-        Some(object) if !is_from_values(object) || object.spec.labels != entry.labels => {
-            Some(Change::Label(entry))
-        }
-        Some(_) => None,
-    });
+    let others = entries
+        .iter()
+        .filter_map(|entry| match clusters.get(&entry.name) {
+            None => Some(Change::Create(entry)),
+            Some(object) if !is_from_values(object) || object.spec.labels != entry.labels => {
+                Some(Change::Label(entry))
+            }
+            Some(_) => None,
+        });
     removed.chain(others).collect()
 }
 
@@ -217,7 +233,9 @@ mod tests {
         };
         let mut object = ManagedCluster::new(&entry.name, spec);
         if is_from_values {
-            object.labels_mut().insert(FROM_VALUES.to_owned(), "true".to_owned());
+            object
+                .labels_mut()
+                .insert(FROM_VALUES.to_owned(), "true".to_owned());
         }
         (entry.name.clone(), Arc::new(object))
     }
@@ -225,7 +243,11 @@ mod tests {
     #[test]
     fn objects_follow_the_values_and_others_stay() {
         let (kept, moved) = (entry("kept", "eu"), entry("moved", "eu"));
-        let (gone, own, adopted) = (entry("gone", "eu"), entry("own", "eu"), entry("adopted", "eu"));
+        let (gone, own, adopted) = (
+            entry("gone", "eu"),
+            entry("own", "eu"),
+            entry("adopted", "eu"),
+        );
         let clusters: Clusters = [
             object(&kept, true),
             object(&moved, true),

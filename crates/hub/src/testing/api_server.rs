@@ -48,7 +48,8 @@ impl StubApiServer {
             version: watch::Sender::new(1),
         }));
         for name in ["standin-hub-ca", "standin-hub-server", "standin-hub-tokens"] {
-            let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": name } });
+            let secret =
+                json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": name } });
             server.store("secrets", name, "ADDED", secret);
         }
         server
@@ -123,7 +124,10 @@ impl StubApiServer {
 
     fn list(&self, kind: &str) -> StubResponse {
         let objects = self.0.objects.lock();
-        let items = objects.current.iter().filter(|((found, _), _)| found == kind);
+        let items = objects
+            .current
+            .iter()
+            .filter(|((found, _), _)| found == kind);
         let items: Vec<&Value> = items.map(|(_, object)| object).collect();
         let version = self.0.version.borrow().to_string();
         let list = json!({ "metadata": { "resourceVersion": version }, "items": items });
@@ -134,7 +138,12 @@ impl StubApiServer {
         let mut pairs = query.split('&');
         let from = pairs.find_map(|pair| pair.strip_prefix("resourceVersion="));
         let from: u64 = from.unwrap().parse().unwrap();
-        let state = (self.clone(), kind.to_owned(), from, self.0.version.subscribe());
+        let state = (
+            self.clone(),
+            kind.to_owned(),
+            from,
+            self.0.version.subscribe(),
+        );
         let events = stream::unfold(state, async |(server, kind, from, mut versions)| {
             loop {
                 let next = {
@@ -160,7 +169,10 @@ impl StubApiServer {
             return failure(StatusCode::CONFLICT);
         }
         object["metadata"]["namespace"] = json!(NAMESPACE);
-        reply(StatusCode::CREATED, &self.store(kind, &name, "ADDED", object))
+        reply(
+            StatusCode::CREATED,
+            &self.store(kind, &name, "ADDED", object),
+        )
     }
 
     fn change(
@@ -237,7 +249,9 @@ fn token_review(review: &Value) -> Value {
 /// The user `admin` may do everything, and `reader` may list clusters.
 fn access_review(review: &Value) -> Value {
     let user = review["spec"]["user"].as_str().unwrap();
-    let verb = review["spec"]["resourceAttributes"]["verb"].as_str().unwrap();
+    let verb = review["spec"]["resourceAttributes"]["verb"]
+        .as_str()
+        .unwrap();
     let allowed = user == "admin" || user == "reader" && matches!(verb, "list" | "get");
     json!({ "metadata": {}, "spec": review["spec"], "status": { "allowed": allowed } })
 }

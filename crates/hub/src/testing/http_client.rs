@@ -83,11 +83,7 @@ impl TestClient {
         }
     }
 
-    pub(crate) fn identified(
-        address: SocketAddr,
-        authorities: &str,
-        identity: &Identity,
-    ) -> Self {
+    pub(crate) fn identified(address: SocketAddr, authorities: &str, identity: &Identity) -> Self {
         Self {
             tls: Some(client_config(authorities, Some(identity))),
             ..Self::plain(address)
@@ -160,7 +156,10 @@ impl TestClient {
     ) -> hyper::Result<Reply> {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection.with_upgrades());
-        let mut request = Request::builder().method(method).uri(path).header("host", "hub");
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "hub");
         for (name, value) in &self.headers {
             request = request.header(name, value);
         }

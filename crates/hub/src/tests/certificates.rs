@@ -73,7 +73,11 @@ async fn the_public_certificate_is_served_and_read_again() {
             lifetime: SignedDuration::from_hours(1),
         };
         let issued = public.issue(&key, &profile, now).unwrap();
-        (issued.certificate_pem, key.to_pem().to_owned(), issued.facts)
+        (
+            issued.certificate_pem,
+            key.to_pem().to_owned(),
+            issued.facts,
+        )
     };
     let (certificate, key, facts) = issue();
     let hub = TestHub::with_public_certificate(&certificate, &key).await;
@@ -104,7 +108,8 @@ async fn the_authority_is_rotated_with_a_connected_agent() {
     let agent = TestAgent::start(&hub, "a", &credentials);
     hub.until_state("a", "connected").await;
     let before = hub.authority().facts().fingerprint.clone();
-    hub.api_server.add_to_secret("standin-hub-ca", "rotate", "now");
+    hub.api_server
+        .add_to_secret("standin-hub-ca", "rotate", "now");
     let bundle = agent
         .receive(|message| match message {
             HubMessage::Authorities { ca_bundle } if ca_bundle != credentials.authorities() => {
@@ -150,11 +155,14 @@ async fn a_tunnel_ends_with_its_certificate() {
     let issued = hub.authority().issue(&key, &profile, Timestamp::now());
     let certificate = issued.unwrap().certificate_pem;
     let authorities = hub.authorities();
-    let credentials = crate::testing::TestCredentials::new(&certificate, key.to_pem(), &authorities);
+    let credentials =
+        crate::testing::TestCredentials::new(&certificate, key.to_pem(), &authorities);
     let _agent = TestAgent::start(&hub, "a", &credentials);
     let counted = "standin_hub_disconnects_total{cluster=\"a\",reason=\"expired\"} 1";
     hub.until("the tunnel has ended", async || {
-        let metrics = TestClient::plain(hub.metrics).send("GET", "/metrics", None).await;
+        let metrics = TestClient::plain(hub.metrics)
+            .send("GET", "/metrics", None)
+            .await;
         metrics.text.contains(counted)
     })
     .await;

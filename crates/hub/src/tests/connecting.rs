@@ -29,7 +29,8 @@ async fn an_agent_connects_and_the_api_and_the_object_show_it() {
     hub.until_state("a", "connected").await;
     hub.until("the versions are known", async || {
         let cluster = hub.get("/api/clusters/a").await.body;
-        cluster["agentVersion"] == json!("1.2.3") && cluster["kubernetesVersion"] == json!("v1.34.0")
+        cluster["agentVersion"] == json!("1.2.3")
+            && cluster["kubernetesVersion"] == json!("v1.34.0")
     })
     .await;
     let cluster = hub.get("/api/clusters/a").await.body;
@@ -41,9 +42,21 @@ async fn an_agent_connects_and_the_api_and_the_object_show_it() {
             && object["status"]["connectedSince"].is_string()
     })
     .await;
-    let metrics = TestClient::plain(hub.metrics).send("GET", "/metrics", None).await;
-    assert!(metrics.text.contains("standin_hub_tunnels{cluster=\"a\"} 1"), "{}", metrics.text);
-    assert!(metrics.text.contains("standin_hub_connects_total{cluster=\"a\"} 1"));
+    let metrics = TestClient::plain(hub.metrics)
+        .send("GET", "/metrics", None)
+        .await;
+    assert!(
+        metrics
+            .text
+            .contains("standin_hub_tunnels{cluster=\"a\"} 1"),
+        "{}",
+        metrics.text
+    );
+    assert!(
+        metrics
+            .text
+            .contains("standin_hub_connects_total{cluster=\"a\"} 1")
+    );
     drop(agent);
     hub.until_state("a", "disconnected").await;
     hub.until("the status is written", async || {
@@ -60,16 +73,31 @@ async fn certificates_that_are_not_good_are_refused_and_the_error_says_why() {
     let foreign = Authority::generate("foreign", SignedDuration::from_hours(24), now).unwrap();
     let past = now - SignedDuration::from_hours(24 * 30);
     let old = Authority::generate("old", SignedDuration::from_hours(24 * 60), past).unwrap();
-    let client = |authority, name, issued, days| certificate(authority, name, Usage::Client, issued, days);
+    let client =
+        |authority, name, issued, days| certificate(authority, name, Usage::Client, issued, days);
     let good = client(&ours, "a", now, 1);
     assert_eq!(open(&hub, &good, "a").await.code, 101);
-    check_refused(&hub, &good, "b", 403, "the certificate is for the cluster a").await;
+    check_refused(
+        &hub,
+        &good,
+        "b",
+        403,
+        "the certificate is for the cluster a",
+    )
+    .await;
     let unknown = client(&ours, "c", now, 1);
     check_refused(&hub, &unknown, "c", 403, "the cluster c is not registered").await;
     let server = certificate(&ours, "a", Usage::Server, now, 1);
     check_refused(&hub, &server, "a", 401, "not one of a client").await;
     let foreign_identity = client(&foreign, "a", now, 1);
-    check_refused(&hub, &foreign_identity, "a", 401, "signed by another authority").await;
+    check_refused(
+        &hub,
+        &foreign_identity,
+        "a",
+        401,
+        "signed by another authority",
+    )
+    .await;
     // Also if it has expired: what it says of itself is worth nothing.
     let expired = client(&old, "a", past, 1);
     check_refused(&hub, &expired, "a", 401, "signed by another authority").await;
@@ -113,10 +141,18 @@ async fn a_request_without_a_certificate_is_explained() {
     assert!(reply.text.contains("TLS passthrough"), "{}", reply.text);
     let forwarded = client.header("x-forwarded-for", "10.0.0.1");
     let reply = forwarded.send("GET", path, None).await;
-    assert!(reply.text.contains("a load balancer that terminates TLS"), "{}", reply.text);
+    assert!(
+        reply.text.contains("a load balancer that terminates TLS"),
+        "{}",
+        reply.text
+    );
     let plain = hub.agents_client().send("GET", path, None).await;
     assert_eq!(plain.code, 426);
-    assert!(plain.text.contains("which open a WebSocket"), "{}", plain.text);
+    assert!(
+        plain.text.contains("which open a WebSocket"),
+        "{}",
+        plain.text
+    );
     // The other ports say where to connect.
     let reply = hub.get(path).await;
     assert_eq!(reply.code, 404);

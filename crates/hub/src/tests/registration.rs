@@ -64,8 +64,15 @@ async fn every_failure_is_the_same_401() {
         first.remove("date");
         assert_eq!(headers, first);
     }
-    let metrics = TestClient::plain(hub.metrics).send("GET", "/metrics", None).await;
-    for reason in ["unknown_token", "another_cluster", "another_key", "burned_token"] {
+    let metrics = TestClient::plain(hub.metrics)
+        .send("GET", "/metrics", None)
+        .await;
+    for reason in [
+        "unknown_token",
+        "another_cluster",
+        "another_key",
+        "burned_token",
+    ] {
         let counted = format!("standin_hub_registrations_total{{reason=\"{reason}\"}}");
         assert!(metrics.text.contains(&counted), "{}", metrics.text);
     }
@@ -92,7 +99,11 @@ async fn malformed_and_endless_requests_are_refused_and_burn_nothing() {
     let path = "/api/agents/register";
     for (body, code, error) in [
         ("no JSON".to_owned(), 400, "is not the JSON"),
-        (json!({ "token": token }).to_string(), 400, "is not the JSON"),
+        (
+            json!({ "token": token }).to_string(),
+            400,
+            "is not the JSON",
+        ),
         (
             json!({ "token": token, "cluster": "a", "csr": "x" }).to_string(),
             400,
@@ -120,9 +131,9 @@ async fn a_source_may_send_only_so_many_registrations() {
     rejected(&hub, &token, "a").await;
     rejected(&hub, &token, "a").await;
     // More than one per second, whatever the machine's speed is.
-    let replies = futures_util::future::join_all((0..20).map(|_| async {
-        hub.register(&token, "a", &key()).await.code
-    }));
+    let replies = futures_util::future::join_all(
+        (0..20).map(|_| async { hub.register(&token, "a", &key()).await.code }),
+    );
     let codes = replies.await;
     assert!(codes.contains(&429), "{codes:?}");
 }
@@ -143,6 +154,8 @@ async fn tokens_need_a_right_and_a_registered_cluster() {
         let reply = client.send("POST", path, body(cluster)).await;
         assert_eq!(reply.code, code, "{}", reply.text);
     }
-    let stored = hub.api_server.secret_text("standin-hub-tokens", "tokens.json");
+    let stored = hub
+        .api_server
+        .secret_text("standin-hub-tokens", "tokens.json");
     assert!(stored.unwrap().contains("fresh"));
 }

@@ -34,9 +34,7 @@ fn claim(tokens: &mut Tokens, text: &str, now: Timestamp) -> String {
 /// Claims of the form `cluster/key` at a second after the token for `a` was created, each with its outcome.
 fn check(claims: &[(i64, &str, &str)]) {
     let mut tokens = Tokens::default();
-    tokens
-        .add(token(1), "a", at(0) + LIFETIME, at(0))
-        .unwrap();
+    tokens.add(token(1), "a", at(0) + LIFETIME, at(0)).unwrap();
     for (seconds, text, expected) in claims {
         let outcome = claim(&mut tokens, text, at(*seconds));
         assert!(outcome.starts_with(expected), "{text}: {outcome}");
@@ -86,7 +84,13 @@ fn only_texts_of_the_right_form_are_tokens() {
     let text = encode(&[7; TOKEN_BYTES]);
     assert_eq!(text.len(), 43);
     assert!(TokenHash::of(&text).is_some());
-    for wrong in ["", "abc", &text[1..], &format!("{text}A"), &text.replace('c', "+")] {
+    for wrong in [
+        "",
+        "abc",
+        &text[1..],
+        &format!("{text}A"),
+        &text.replace('c', "+"),
+    ] {
         assert!(TokenHash::of(wrong).is_none() || wrong == text, "{wrong}");
     }
 }
@@ -122,7 +126,10 @@ fn the_number_of_tokens_is_limited() {
         tokens.add(hash(number), "a", at(900), at(0)).unwrap();
     }
     let more = hash(MAX_TOKENS);
-    assert_eq!(tokens.add(more.clone(), "a", at(901), at(1)), Err(TooManyTokens));
+    assert_eq!(
+        tokens.add(more.clone(), "a", at(901), at(1)),
+        Err(TooManyTokens)
+    );
     tokens.add(more, "a", at(1800), at(900)).unwrap();
 }
 

@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, date_time_ymd,
+};
 use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier as _;
@@ -23,6 +27,37 @@ fn days(count: i64) -> SignedDuration {
 
 fn created(at: Timestamp) -> Certificates {
     renew(None, Renewal::Authority, &names(), at).unwrap()
+}
+
+/// The certificates as the first releases made them, on the day of [`start`].
+fn of_an_early_release() -> Certificates {
+    let authority_key = KeyPair::generate().unwrap();
+    let mut parameters = CertificateParams::default();
+    let name = "standin-operator-ca@1800000000";
+    parameters.distinguished_name.push(DnType::CommonName, name);
+    parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    parameters.not_before = date_time_ymd(2027, 1, 15);
+    parameters.not_after = date_time_ymd(2030, 1, 15);
+    let authority = parameters.self_signed(&authority_key).unwrap().pem();
+    let issuer = Issuer::from_params(&parameters, &authority_key);
+
+    let key = KeyPair::generate().unwrap();
+    let mut parameters = CertificateParams::new(names()).unwrap();
+    parameters.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    parameters.not_before = date_time_ymd(2027, 1, 15);
+    parameters.not_after = date_time_ymd(2027, 4, 15);
+    Certificates {
+        bundle: authority.clone(),
+        authority,
+        authority_key: authority_key.serialize_pem(),
+        certificate: parameters.signed_by(&key, &issuer).unwrap().pem(),
+        key: key.serialize_pem(),
+        ..created(start())
+    }
 }
 
 /// Whether the API server would accept the certificate with this bundle.
@@ -89,6 +124,20 @@ fn a_renewed_certificate_has_the_same_authority() {
         required_renewal(Some(&second), &names(), later),
         Renewal::Nothing
     );
+}
+
+#[test]
+fn the_secret_of_an_early_release_remains_in_use() {
+    let found = of_an_early_release();
+    let renewal = required_renewal(Some(&found), &names(), start());
+    assert_eq!(renewal, Renewal::Nothing);
+    assert!(is_trusted(found.bundle(), &found, start()));
+    let later = start() + days(61);
+    let renewal = required_renewal(Some(&found), &names(), later);
+    assert_eq!(renewal, Renewal::Certificate);
+    let renewed = renew(Some(found.clone()), renewal, &names(), later).unwrap();
+    assert_eq!(renewed.authority, found.authority);
+    assert!(is_trusted(found.bundle(), &renewed, later));
 }
 
 #[test]

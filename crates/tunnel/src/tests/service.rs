@@ -58,6 +58,8 @@ where
 pub(super) struct TestService {
     /// How many bytes of `/bytes` were produced.
     pub(super) produced: Arc<AtomicU64>,
+    /// How many bodies of `/bytes` are being produced.
+    pub(super) producing: Arc<AtomicU64>,
     /// How many requests for `/never` are pending.
     pub(super) pending: Arc<AtomicU64>,
 }
@@ -92,8 +94,7 @@ impl TestService {
             )),
             "/fail" => Err("the API server cannot be reached".into()),
             "/never" => {
-                self.pending.fetch_add(1, Ordering::SeqCst);
-                let _pending = Pending(Arc::clone(&self.pending));
+                let _pending = Counted::new(&self.pending);
                 std::future::pending().await
             }
             _ => {
@@ -108,7 +109,9 @@ impl TestService {
     fn bytes(&self, length: usize) -> BoxBody {
         let (mut sender, body) = body(1);
         let produced = Arc::clone(&self.produced);
+        let producing = Counted::new(&self.producing);
         tokio::spawn(async move {
+            let _producing = producing;
             let mut start = 0;
             while start < length {
                 let part = pattern(start, PART.min(length - start));
@@ -124,9 +127,17 @@ impl TestService {
     }
 }
 
-struct Pending(Arc<AtomicU64>);
+/// One of a number that is counted.
+struct Counted(Arc<AtomicU64>);
 
-impl Drop for Pending {
+impl Counted {
+    fn new(number: &Arc<AtomicU64>) -> Self {
+        number.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(number))
+    }
+}
+
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }

@@ -31,13 +31,13 @@ use crate::body::full;
 use crate::sessions::Unavailable;
 
 /// The cluster that is connected.
-pub(super) const CLUSTER: &str = "prod";
+pub(crate) const CLUSTER: &str = "prod";
 
-pub(super) type Sender = http2::SendRequest<Body>;
+pub(crate) type Sender = http2::SendRequest<Body>;
 
 /// The tunnels of this hub, by cluster.
 #[derive(Clone, Default)]
-pub(super) struct Tunnels(Arc<Mutex<HashMap<String, Vec<Session>>>>);
+pub(crate) struct Tunnels(Arc<Mutex<HashMap<String, Vec<Session>>>>);
 
 impl UpstreamSource for Tunnels {
     fn upstream(&self, cluster: &str) -> Result<Box<dyn Upstream>, SendError> {
@@ -45,53 +45,78 @@ impl UpstreamSource for Tunnels {
         let newest = tunnels.get(cluster).and_then(|tunnels| tunnels.last());
         match newest {
             Some(session) => Ok(Box::new(session.clone())),
-            None if cluster == "away" => Err(SendError::Unavailable(Unavailable::NotConnected {
+            None if cluster == "other" => Err(SendError::Unavailable(Unavailable::NotRegistered)),
+            None => Err(SendError::Unavailable(Unavailable::NotConnected {
                 since: None,
                 message: "no agent".to_owned(),
             })),
-            None => Err(SendError::Unavailable(Unavailable::NotRegistered)),
         }
     }
 }
 
 impl Tunnels {
-    pub(super) fn insert(&self, cluster: &str, session: Session) {
-        self.0.lock().entry(cluster.to_owned()).or_default().push(session);
+    pub(crate) fn insert(&self, cluster: &str, session: Session) {
+        self.0
+            .lock()
+            .entry(cluster.to_owned())
+            .or_default()
+            .push(session);
     }
 
-    pub(super) fn newest(&self, cluster: &str) -> Session {
+    pub(crate) fn remove(&self, cluster: &str) {
+        self.0.lock().remove(cluster);
+    }
+
+    pub(crate) fn newest(&self, cluster: &str) -> Session {
         self.0.lock()[cluster].last().unwrap().clone()
     }
 }
 
-pub(super) struct Setup {
-    pub(super) address: SocketAddr,
-    pub(super) audit: Audit,
-    pub(super) draining: CancellationToken,
-    pub(super) tunnels: Tunnels,
-    pub(super) api_server: Arc<ApiServer>,
+pub(crate) struct Setup {
+    pub(crate) address: SocketAddr,
+    pub(crate) audit: Audit,
+    pub(crate) stopping: CancellationToken,
+    pub(crate) tunnels: Tunnels,
+    pub(crate) api_server: Arc<ApiServer>,
     _stop: tokio_util::sync::DropGuard,
 }
 
 impl Setup {
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::with(ProxySettings::default(), AcceptorSettings::default()).await
     }
 
-    pub(super) async fn with(settings: ProxySettings, tunnel: AcceptorSettings) -> Self {
+    pub(crate) async fn with(settings: ProxySettings, tunnel: AcceptorSettings) -> Self {
         let (stop, tunnels) = (CancellationToken::new(), Tunnels::default());
         let api_server = ApiServer::start().await;
         let session = tunnel_to(&api_server, tunnel, &stop).await;
         tunnels.insert(CLUSTER, session);
-        let (audit, draining) = (Audit::new(100), CancellationToken::new());
-        let authorizer = Arc::new(Authorizer::new(rights(), "standin".to_owned()));
         let upstreams = Arc::new(tunnels.clone());
-        let proxy = Proxy::new(authorizer, upstreams, audit.clone(), settings, draining.clone());
+        Self::replica(settings, upstreams, tunnels, api_server, stop).await
+    }
+
+    /// A replica of a hub.
+    pub(crate) async fn replica(
+        settings: ProxySettings,
+        upstreams: Arc<dyn UpstreamSource>,
+        tunnels: Tunnels,
+        api_server: Arc<ApiServer>,
+        stop: CancellationToken,
+    ) -> Self {
+        let (audit, stopping) = (Audit::new(100), CancellationToken::new());
+        let authorizer = Arc::new(Authorizer::new(rights(), "standin".to_owned()));
+        let proxy = Proxy::new(
+            authorizer,
+            upstreams,
+            audit.clone(),
+            settings,
+            stopping.clone(),
+        );
         let address = serve_hub(Arc::new(proxy)).await;
         Self {
             address,
             audit,
-            draining,
+            stopping,
             tunnels,
             api_server,
             _stop: stop.drop_guard(),
@@ -99,15 +124,17 @@ impl Setup {
     }
 
     /// A connection of a client that speaks HTTP/2.
-    pub(super) async fn connect(&self) -> Sender {
+    pub(crate) async fn connect(&self) -> Sender {
         let stream = TcpStream::connect(self.address).await.unwrap();
-        let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
         tokio::spawn(connection);
         sender
     }
 
     /// A connection of a client that speaks HTTP/1.1.
-    pub(super) async fn connect_http1(&self) -> http1::SendRequest<Body> {
+    pub(crate) async fn connect_http1(&self) -> http1::SendRequest<Body> {
         let stream = TcpStream::connect(self.address).await.unwrap();
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection.with_upgrades());
@@ -115,19 +142,25 @@ impl Setup {
     }
 
     /// The status and the JSON of a response without a body in the request.
-    pub(super) async fn get(&self, path: &str) -> (u16, Value) {
-        self.send(request("GET", path).body(full(Bytes::new())).unwrap()).await
+    pub(crate) async fn get(&self, path: &str) -> (u16, Value) {
+        self.send(request("GET", path).body(full(Bytes::new())).unwrap())
+            .await
     }
 
-    pub(super) async fn send(&self, request: Request<Body>) -> (u16, Value) {
-        let response = self.connect_http1().await.send_request(request).await.unwrap();
+    pub(crate) async fn send(&self, request: Request<Body>) -> (u16, Value) {
+        let response = self
+            .connect_http1()
+            .await
+            .send_request(request)
+            .await
+            .unwrap();
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
     /// Waits for this number of audit rows, and returns the newest.
-    pub(super) async fn audited(&self, number: usize) -> api::hub::AuditRow {
+    pub(crate) async fn audited(&self, number: usize) -> api::hub::AuditRow {
         loop {
             let rows = self.audit.list(&AuditQuery::default()).rows;
             if rows.len() >= number {
@@ -138,8 +171,11 @@ impl Setup {
     }
 }
 
-pub(super) fn request(method: &str, path: &str) -> http::request::Builder {
-    Request::builder().method(method).uri(path).header("host", "hub")
+pub(crate) fn request(method: &str, path: &str) -> http::request::Builder {
+    Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", "hub")
 }
 
 /// An API server of the hub's cluster that allows everything except for the cluster `forbidden`.
@@ -149,7 +185,9 @@ fn rights() -> Client {
         let review: Value = serde_json::from_slice(&body).unwrap();
         let is_allowed = review["spec"]["resourceAttributes"]["name"] != "forbidden";
         let response = json!({"spec": {}, "status": {"allowed": is_allowed}}).to_string();
-        Ok::<_, Infallible>(Response::new(kube::client::Body::from(response.into_bytes())))
+        Ok::<_, Infallible>(Response::new(kube::client::Body::from(
+            response.into_bytes(),
+        )))
     });
     Client::new(service, "standin")
 }
@@ -158,7 +196,9 @@ fn rights() -> Client {
 fn user(request: &Request<Incoming>) -> User {
     let name = request.headers().get("test-user");
     User {
-        name: name.map_or("anna", |name| name.to_str().unwrap()).to_owned(),
+        name: name
+            .map_or("anna", |name| name.to_str().unwrap())
+            .to_owned(),
         groups: vec!["developers".to_owned(), "system:authenticated".to_owned()],
         ..User::default()
     }
@@ -193,14 +233,14 @@ async fn serve_hub(proxy: Arc<Proxy>) -> SocketAddr {
 }
 
 /// What stands in place of an API server.
-pub(super) struct ApiServer {
+pub(crate) struct ApiServer {
     address: SocketAddr,
     /// Requests whose responses have not ended.
-    pub(super) open: watch::Sender<usize>,
+    pub(crate) open: watch::Sender<usize>,
     /// How the bodies of requests have ended: the number of bytes, or `None` for a failure.
-    pub(super) uploads: watch::Sender<Vec<Option<usize>>>,
+    pub(crate) uploads: watch::Sender<Vec<Option<usize>>>,
     /// Sends the parts of streamed responses.
-    pub(super) parts: watch::Sender<&'static str>,
+    pub(crate) parts: watch::Sender<&'static str>,
 }
 
 /// Counts a request for as long as its response.
@@ -213,7 +253,7 @@ impl Drop for Open {
 }
 
 impl ApiServer {
-    async fn start() -> Arc<Self> {
+    pub(crate) async fn start() -> Arc<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let server = Arc::new(Self {
             address: listener.local_addr().unwrap(),
@@ -252,7 +292,10 @@ impl ApiServer {
                     async |(mut parts, open)| {
                         parts.changed().await.ok()?;
                         let part = Bytes::from_static(parts.borrow_and_update().as_bytes());
-                        Some((Ok::<_, BoxError>(http_body::Frame::data(part)), (parts, open)))
+                        Some((
+                            Ok::<_, BoxError>(http_body::Frame::data(part)),
+                            (parts, open),
+                        ))
                     },
                 );
                 Response::new(http_body_util::StreamBody::new(stream).boxed_unsync())
@@ -302,10 +345,16 @@ fn describe(request: Request<Incoming>) -> Response<Body> {
 fn upgrade(mut request: Request<Incoming>) -> Response<Body> {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let Some(protocol) = request.headers().get(UPGRADE).cloned() else {
-        return Response::builder().status(400).body(full("upgrade needed")).unwrap();
+        return Response::builder()
+            .status(400)
+            .body(full("upgrade needed"))
+            .unwrap();
     };
     if request.uri().query() == Some("refuse") {
-        return Response::builder().status(403).body(full("{\"kind\":\"Status\"}")).unwrap();
+        return Response::builder()
+            .status(403)
+            .body(full("{\"kind\":\"Status\"}"))
+            .unwrap();
     }
     let upgraded = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
@@ -327,9 +376,15 @@ fn upgrade(mut request: Request<Incoming>) -> Response<Body> {
 }
 
 /// The agent: forwards to the API server over a connection of its own for each request.
-async fn forward(server: Arc<ApiServer>, mut request: Request<tunnel::Body>) -> Result<Response<Body>, BoxError> {
+async fn forward(
+    server: Arc<ApiServer>,
+    mut request: Request<tunnel::Body>,
+) -> Result<Response<Body>, BoxError> {
     let stream = TcpStream::connect(server.address).await?;
-    if request.headers().contains_key(tunnel::upgrade::UPGRADE_HEADER) {
+    if request
+        .headers()
+        .contains_key(tunnel::upgrade::UPGRADE_HEADER)
+    {
         return Ok(tunnel::upgrade::serve(request, stream).await?);
     }
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
@@ -350,7 +405,7 @@ impl tunnel::Credentials for Trust {
 }
 
 /// A real tunnel over TLS on this machine, whose agent forwards to the server.
-pub(super) async fn tunnel_to(
+pub(crate) async fn tunnel_to(
     server: &Arc<ApiServer>,
     settings: AcceptorSettings,
     stop: &CancellationToken,
@@ -373,7 +428,11 @@ pub(super) async fn tunnel_to(
         .unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let url = format!("wss://localhost:{}", listener.local_addr().unwrap().port());
-    let accepting = tokio::spawn(accept(listener, TlsAcceptor::from(Arc::new(config)), settings));
+    let accepting = tokio::spawn(accept(
+        listener,
+        TlsAcceptor::from(Arc::new(config)),
+        settings,
+    ));
     let server = Arc::clone(server);
     let service = tower::service_fn(move |request| forward(Arc::clone(&server), request));
     tokio::spawn(tunnel::run(
@@ -416,8 +475,7 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, settings: AcceptorSetti
 }
 
 /// A body whose parts the test sends.
-pub(super) fn streamed() -> (tunnel::BodySender, Body) {
+pub(crate) fn streamed() -> (tunnel::BodySender, Body) {
     let (sender, body) = tunnel::body(1);
     (sender, body.boxed_unsync())
 }
-
