@@ -18,6 +18,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use jiff::Timestamp;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -128,9 +129,23 @@ async fn serve_request(
     peer: SocketAddr,
     identity: Result<AgentIdentity, Refusal>,
 ) -> hyper::Result<()> {
-    let service = service_fn(move |request| {
+    serve_one(stream, move |request| {
         let (hub, identity) = (Arc::clone(&hub), identity.clone());
-        async move { Ok::<_, Infallible>(respond(&hub, peer, identity, request).await) }
+        async move { respond(&hub, peer, identity, request).await }
+    })
+    .await
+}
+
+async fn serve_one<F>(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    respond: impl Fn(Request<Incoming>) -> F,
+) -> hyper::Result<()>
+where
+    F: Future<Output = ApiResponse>,
+{
+    let service = service_fn(|request| {
+        let response = respond(request);
+        async move { Ok::<_, Infallible>(response.await) }
     });
     http1::Builder::new()
         .timer(TokioTimer::new())
@@ -239,5 +254,38 @@ fn through_proxy<B>(refusal: Refusal, request: &Request<B>) -> Refusal {
                 .any(|name| request.headers().contains_key(*name)),
         },
         refusal => refusal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    /// What a client gets that sends this, and then nothing more.
+    async fn exchange(sent: &str) -> String {
+        let (mut client, server) = duplex(1 << 20);
+        let serving = tokio::spawn(serve_one(server, async |_: Request<Incoming>| {
+            Failure::not_found("served").response()
+        }));
+        client.write_all(sent.as_bytes()).await.unwrap();
+        let mut received = String::new();
+        client.read_to_string(&mut received).await.unwrap();
+        // How the connection has ended does not matter here.
+        let _ = serving.await.unwrap();
+        received
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_and_endless_heads_end_the_connection_and_others_get_one_response() {
+        let request = "GET / HTTP/1.1\r\nhost: hub\r\n\r\n";
+        assert!(exchange(request).await.contains("served"));
+        let two = exchange(&format!("{request}{request}")).await;
+        assert_eq!(two.matches("served").count(), 1);
+        let slow = exchange("GET / HTTP/1.1\r\nhost: h").await;
+        assert!(!slow.contains("served"), "{slow}");
+        let endless = format!("GET / HTTP/1.1\r\nx: {}", "x".repeat(2 * MAX_HEAD));
+        assert!(exchange(&endless).await.starts_with("HTTP/1.1 431"));
     }
 }

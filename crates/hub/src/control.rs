@@ -62,7 +62,8 @@ pub(crate) async fn run(hub: &Arc<Hub>, tunnel: &Arc<Tunnel>) -> Result<(), Cont
                 Some(message) => receive(hub, tunnel, &mut sender, message).await?,
                 None => return Err(ControlError::Ended),
             },
-            changed = certificates.changed() => if changed.is_ok() {
+            changed = certificates.changed() => {
+                changed.map_err(|_| ControlError::Ended)?;
                 let authorities = certificates.borrow_and_update().authorities.clone();
                 sender.send(&trust(authorities.bundle())).await?;
             },

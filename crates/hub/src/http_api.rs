@@ -206,7 +206,11 @@ async fn create_token(hub: &Hub, user: &User, cluster: &str) -> Result<ApiRespon
 
 async fn add(hub: &Hub, user: &User, cluster: NewCluster) -> Result<ApiResponse, Failure> {
     let name = cluster.name;
-    match hub.registry.add(&name, cluster.labels).await? {
+    match hub
+        .registry
+        .add(&name, cluster.labels, Timestamp::now())
+        .await?
+    {
         Added::New(object) => {
             tracing::info!(target: "audit", user = user.name, cluster = name, "cluster added");
             let added = describe(&object, None, Timestamp::now());

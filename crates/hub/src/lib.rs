@@ -69,6 +69,7 @@ mod user;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kube::Client;
@@ -209,11 +210,13 @@ async fn serve(
     let path = hub.settings.configuration.clone();
     background.spawn("configuration", configuration::run(path, configuration));
     background.spawn("certificates", rotator.run());
+    let is_ready = Arc::new(AtomicBool::new(false));
     let admission = |listener, limits| metrics.admission(listener, limits);
     background.spawn(
         "probes",
         probes::serve(
             background.clone(),
+            Arc::clone(&is_ready),
             ending.clone(),
             listeners.probes,
             admission("probes", probes::LIMITS),
@@ -229,7 +232,10 @@ async fn serve(
         ),
     );
     // Before, every agent would be refused as not registered.
-    hub.registry.filled().await;
+    tokio::select! {
+        () = hub.registry.filled() => {}
+        () = ending.cancelled() => {}
+    }
     background.spawn("values", registry::follow_values(Arc::clone(&hub)));
     background.spawn("enforcement", tunnels::enforce(Arc::clone(&hub)));
     background.spawn("status", cluster_status::run(Arc::clone(&hub)));
@@ -272,6 +278,7 @@ async fn serve(
         version = env!("CARGO_PKG_VERSION"),
         "listening"
     );
+    is_ready.store(true, Ordering::Release);
     ending.cancelled().await;
     drain(&hub, &graceful).await;
     drop(tasks);

@@ -1,5 +1,7 @@
 //! Health endpoints for the kubelet. They have a listener of their own, so that no other load delays a probe.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use admission::{Admission, Limits};
@@ -21,23 +23,39 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// Serves until the hub exits.
 pub(crate) async fn serve(
     background: Background,
+    is_ready: Arc<AtomicBool>,
     ending: CancellationToken,
     listener: TcpListener,
     admission: Admission,
 ) {
-    let respond = move |path: &str| health(path, background.failure(), ending.is_cancelled());
+    let respond = move |path: &str| {
+        let state = match (ending.is_cancelled(), is_ready.load(Ordering::Acquire)) {
+            (true, _) => State::Ending,
+            (false, true) => State::Ready,
+            (false, false) => State::Starting,
+        };
+        health(path, background.failure(), state)
+    };
     plain_http::serve(listener, admission, CONNECTION_TIMEOUT, respond).await;
 }
 
-fn health(path: &str, failure: Option<&TaskFailure>, is_ending: bool) -> (StatusCode, String) {
+/// Whether new agents and clients may be sent to this replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It does not know the clusters yet.
+    Starting,
+    Ready,
+    Ending,
+}
+
+fn health(path: &str, failure: Option<&TaskFailure>, state: State) -> (StatusCode, String) {
+    let unavailable = |text: &str| (StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
     match (path, failure) {
         ("/healthz" | "/readyz", Some(failure)) => {
             (StatusCode::SERVICE_UNAVAILABLE, format!("{failure}\n"))
         }
-        ("/readyz", None) if is_ending => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "shutting down\n".to_owned(),
-        ),
+        ("/readyz", None) if state == State::Starting => unavailable("starting\n"),
+        ("/readyz", None) if state == State::Ending => unavailable("shutting down\n"),
         ("/healthz" | "/readyz", None) => (StatusCode::OK, "ok\n".to_owned()),
         _ => (StatusCode::NOT_FOUND, "not found\n".to_owned()),
     }
@@ -54,16 +72,17 @@ mod tests {
             reason: "has ended unexpectedly".to_owned(),
         };
         let failed = "the task `registry` has ended unexpectedly\n";
-        for (path, failure, is_ending, code, text) in [
-            ("/healthz", None, false, 200, "ok\n"),
-            ("/readyz", None, false, 200, "ok\n"),
-            ("/healthz", None, true, 200, "ok\n"),
-            ("/readyz", None, true, 503, "shutting down\n"),
-            ("/healthz", Some(&failure), true, 503, failed),
-            ("/readyz", Some(&failure), true, 503, failed),
-            ("/other", None, true, 404, "not found\n"),
+        for (path, failure, state, code, text) in [
+            ("/healthz", None, State::Starting, 200, "ok\n"),
+            ("/readyz", None, State::Starting, 503, "starting\n"),
+            ("/readyz", None, State::Ready, 200, "ok\n"),
+            ("/healthz", None, State::Ending, 200, "ok\n"),
+            ("/readyz", None, State::Ending, 503, "shutting down\n"),
+            ("/healthz", Some(&failure), State::Ending, 503, failed),
+            ("/readyz", Some(&failure), State::Ready, 503, failed),
+            ("/other", None, State::Ready, 404, "not found\n"),
         ] {
-            let response = health(path, failure, is_ending);
+            let response = health(path, failure, state);
             let response = (response.0.as_u16(), response.1.as_str());
             assert_eq!(response, (code, text), "{path}");
         }

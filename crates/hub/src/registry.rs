@@ -110,7 +110,8 @@ async fn observe(objects: Api<ManagedCluster>, current: watch::Sender<Option<Arc
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {
-                if let Some(clusters) = apply(current.borrow().as_deref(), &mut listed, event) {
+                let changed = apply(current.borrow().as_deref(), &mut listed, event);
+                if let Some(clusters) = changed {
                     current.send_replace(Some(Arc::new(clusters)));
                 }
             }

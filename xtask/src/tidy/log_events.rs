@@ -15,6 +15,7 @@ const PAGE: &str = "docs/observability.md";
 /// The component in whose log the events of a crate are. Crates that only log below info are not listed.
 const COMPONENTS: &[(&str, &str)] = &[
     ("crates/operator/src", "operator"),
+    ("crates/hub/src", "hub"),
     // The operator logs these, too.
     ("crates/admission/src", "agent"),
     ("crates/agent/src", "agent"),

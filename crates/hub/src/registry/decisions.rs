@@ -39,9 +39,9 @@ pub(crate) fn needs_registration(cluster: &ManagedCluster, now: Timestamp) -> Op
         .flatten()
         .filter(|certificate| now < certificate.expires_at.0)
         .peekable();
-    let is_revoked = cluster.spec.revoked_before.is_some() || !cluster.spec.revoked.is_empty();
     if valid.peek().is_none() {
-        return Some(if is_revoked {
+        let mut revoked = cluster.spec.revoked.iter();
+        return Some(if revoked.any(|certificate| now < certificate.expires_at.0) {
             ClusterState::Revoked
         } else {
             ClusterState::Pending
@@ -110,4 +110,69 @@ pub(super) fn add_certificate(cluster: &mut ManagedCluster, facts: &Facts, now: 
         expires_at: Time(facts.not_after),
     });
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use authority::{Authority, PrivateKey, Profile, Usage};
+
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + seconds).unwrap()
+    }
+
+    fn issued(key: &PrivateKey, seconds: i64) -> Facts {
+        let authority = Authority::generate("hub", SignedDuration::from_hours(24), at(0)).unwrap();
+        let profile = Profile {
+            common_name: "a".to_owned(),
+            names: Vec::new(),
+            usage: Usage::Client,
+            lifetime: SignedDuration::from_hours(1),
+        };
+        authority.issue(key, &profile, at(seconds)).unwrap().facts
+    }
+
+    fn cluster() -> ManagedCluster {
+        ManagedCluster::new("a", Default::default())
+    }
+
+    #[test]
+    fn a_revocation_includes_every_earlier_certificate_and_its_key() {
+        let (old, new) = (PrivateKey::generate().unwrap(), PrivateKey::generate().unwrap());
+        let (known, unknown) = (issued(&old, 0), issued(&PrivateKey::generate().unwrap(), 0));
+        let mut cluster = cluster();
+        assert!(!is_revoked(&cluster, &known));
+        assert_eq!(needs_registration(&cluster, at(0)), Some(ClusterState::Pending));
+        assert!(add_certificate(&mut cluster, &known, at(0)));
+        assert!(!add_certificate(&mut cluster, &known, at(0)));
+        assert_eq!(needs_registration(&cluster, at(0)), None);
+        revoke_all(&mut cluster, at(100));
+        assert_eq!(needs_registration(&cluster, at(100)), Some(ClusterState::Revoked));
+        assert!(peer(&cluster, at(100)).is_none());
+        // Also one that the status does not have, and another certificate for the same key.
+        assert!(is_revoked(&cluster, &known) && is_revoked(&cluster, &unknown));
+        assert!(is_revoked(&cluster, &issued(&old, 200)));
+        let registered = issued(&new, 100);
+        assert!(!is_revoked(&cluster, &registered));
+        add_certificate(&mut cluster, &registered, at(100));
+        assert_eq!(needs_registration(&cluster, at(100)), None);
+        assert!(peer(&cluster, at(100)).is_some());
+        // When everything has expired, the list is empty again.
+        revoke_all(&mut cluster, at(10_000));
+        assert!(cluster.spec.revoked.is_empty());
+        assert_eq!(needs_registration(&cluster, at(10_000)), Some(ClusterState::Pending));
+    }
+
+    #[test]
+    fn the_list_of_certificates_is_bounded() {
+        let mut cluster = cluster();
+        let key = PrivateKey::generate().unwrap();
+        for seconds in 0..40 {
+            add_certificate(&mut cluster, &issued(&key, seconds), at(seconds));
+        }
+        let certificates = cluster.status.unwrap().certificates;
+        assert_eq!(certificates.len(), MAX_CERTIFICATES);
+        assert_eq!(certificates.last().unwrap().issued_at, Time(at(39)));
+    }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::managed_cluster::{FROM_VALUES, ManagedCluster, ManagedClusterSpec};
 use authority::Facts;
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -26,30 +27,29 @@ pub(crate) enum Added {
 }
 
 impl Registry {
-    /// Registers a cluster at run time.
-    pub(crate) async fn add(&self, name: &str, labels: BTreeMap<String, String>) -> Result<Added> {
-        self.create(name, labels, false).await
-    }
-
-    async fn create(
+    /// Registers a cluster at run time. Certificates of an earlier cluster of the same name are not accepted.
+    pub(crate) async fn add(
         &self,
         name: &str,
         labels: BTreeMap<String, String>,
-        is_from_values: bool,
+        now: Timestamp,
     ) -> Result<Added> {
         let spec = ManagedClusterSpec {
             labels,
+            revoked_before: Some(Time(now)),
             ..ManagedClusterSpec::default()
         };
-        let mut object = ManagedCluster::new(name, spec);
-        if is_from_values {
-            let label = (FROM_VALUES.to_owned(), "true".to_owned());
-            object.metadata.labels = Some([label].into());
-        }
-        match self.objects.create(&PostParams::default(), &object).await {
+        self.create(&ManagedCluster::new(name, spec)).await
+    }
+
+    async fn create(&self, object: &ManagedCluster) -> Result<Added> {
+        match self.objects.create(&PostParams::default(), object).await {
             Ok(created) => Ok(Added::New(Box::new(created))),
             Err(kube::Error::Api(status)) if status.code == CONFLICT => Ok(Added::Existed),
-            Err(error) => Err(error).action(format!("create the ManagedCluster {name}")),
+            Err(error) => {
+                let name = object.name_any();
+                Err(error).action(format!("create the ManagedCluster {name}"))
+            }
         }
     }
 
@@ -152,7 +152,7 @@ impl Registry {
             match change {
                 Change::Create(entry) => {
                     tracing::info!(cluster = entry.name, "cluster added from values");
-                    self.create(&entry.name, entry.labels.clone(), true).await?;
+                    self.create(&from_values(entry)).await?;
                 }
                 Change::Label(entry) => {
                     let patch = json!({
@@ -178,6 +178,18 @@ impl Registry {
             .action(format!("write the ManagedCluster {name}"))
             .map(drop)
     }
+}
+
+/// An entry that is removed and added again finds its agent as it was, so earlier certificates are accepted.
+fn from_values(entry: &ClusterEntry) -> ManagedCluster {
+    let spec = ManagedClusterSpec {
+        labels: entry.labels.clone(),
+        ..ManagedClusterSpec::default()
+    };
+    let mut object = ManagedCluster::new(&entry.name, spec);
+    let label = (FROM_VALUES.to_owned(), "true".to_owned());
+    object.metadata.labels = Some([label].into());
+    object
 }
 
 /// Whether the object of a cluster was written for the chart's values.

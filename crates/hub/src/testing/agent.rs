@@ -70,7 +70,11 @@ impl TestAgent {
     /// Connects, and says hello.
     pub(crate) fn start(hub: &TestHub, cluster: &str, credentials: &TestCredentials) -> Self {
         let url = format!("wss://{}", hub.agents);
-        let settings = tunnel::Settings::new(url, cluster);
+        let settings = tunnel::Settings {
+            // The control stream stays open.
+            drain_timeout: std::time::Duration::from_millis(100),
+            ..tunnel::Settings::new(url, cluster)
+        };
         let (report, received) = mpsc::unbounded_channel();
         let (send, messages) = mpsc::unbounded_channel();
         let (status_sender, status) = watch::channel(Status::Connecting);

@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use api::hub::{AgentMessage, HubMessage};
 use authority::{Authority, Facts, PrivateKey, Profile, Usage};
 use jiff::{SignedDuration, Timestamp};
@@ -152,7 +150,7 @@ async fn a_tunnel_ends_with_its_certificate() {
         common_name: "a".to_owned(),
         names: Vec::new(),
         usage: Usage::Client,
-        lifetime: SignedDuration::from_secs(3),
+        lifetime: SignedDuration::from_secs(10),
     };
     let issued = hub.authority().issue(&key, &profile, Timestamp::now());
     let certificate = issued.unwrap().certificate_pem;
@@ -160,7 +158,6 @@ async fn a_tunnel_ends_with_its_certificate() {
     let credentials =
         crate::testing::TestCredentials::new(&certificate, key.to_pem(), &authorities);
     let _agent = TestAgent::start(&hub, "a", &credentials);
-    hub.until_state("a", "connected").await;
     let counted = "standin_hub_disconnects_total{cluster=\"a\",reason=\"expired\"} 1";
     hub.until("the tunnel has ended", async || {
         let metrics = TestClient::plain(hub.metrics)
@@ -169,7 +166,4 @@ async fn a_tunnel_ends_with_its_certificate() {
         metrics.text.contains(counted)
     })
     .await;
-    tokio::time::timeout(Duration::from_secs(60), hub.until_state("a", "pending"))
-        .await
-        .unwrap();
 }
