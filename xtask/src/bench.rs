@@ -15,6 +15,7 @@ mod repository;
 mod row;
 mod server;
 mod session;
+mod tunnel;
 mod wire;
 
 use std::fs;
@@ -85,6 +86,13 @@ const BENCHES: &[Bench] = &[
         measure: multicluster::measure,
     },
     Bench {
+        name: "tunnel",
+        description: "the reverse tunnel beside remotedialer and a direct connection: throughput, latency, stalled readers, many agents, an outage",
+        prepare: tunnel::prepare,
+        needs_root: true,
+        measure: tunnel::measure,
+    },
+    Bench {
         name: "monitor",
         description: "monitoring sessions: the cost of an event, `standin ui` with many of them, the page",
         prepare: monitor::prepare,
@@ -93,7 +101,7 @@ const BENCHES: &[Bench] = &[
     },
     Bench {
         name: "hostile",
-        description: "hostile peers: what their connections cost sessions with an operator; the agent's memory with stalled clients",
+        description: "hostile peers: what their connections cost sessions with an operator; a Primary with a hostile member; the agent's memory with stalled clients",
         prepare: hostile::prepare,
         needs_root: true,
         measure: hostile::measure,

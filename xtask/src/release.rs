@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use semver::Version;
 use serde::Deserialize;
 
@@ -37,8 +37,12 @@ enum Step {
     Check(CheckArguments),
     /// Print the release notes: the version's section of the changelog without internal changes
     Notes,
-    /// Print the name of the version's image
-    ImageName,
+    /// Print the name of an image of the version
+    ImageName {
+        /// Which image: that of agents and the operator, or that of the hub and its tunnel agents
+        #[arg(value_enum, default_value_t = ReleasedImage::Standind)]
+        image: ReleasedImage,
+    },
     /// Print the address from which Helm gets the charts
     ChartsIndex,
     /// Build the release artifacts: programs, image, charts and their checksums
@@ -52,6 +56,13 @@ enum Step {
     },
     /// Push the charts, as they are in a tagged commit, to the public repository of charts
     PushCharts(charts_repository::PushArguments),
+}
+
+/// The images of a release.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum ReleasedImage {
+    Standind,
+    StandindHub,
 }
 
 #[derive(Debug, Args)]
@@ -83,6 +94,14 @@ pub(crate) struct Destinations {
 }
 
 impl Destinations {
+    /// The name of an image, without a tag.
+    pub(crate) fn image(&self, image: ReleasedImage) -> String {
+        match image {
+            ReleasedImage::Standind => self.image.clone(),
+            ReleasedImage::StandindHub => format!("{}-hub", self.image),
+        }
+    }
+
     pub(crate) fn read(sources: &[Source]) -> Result<Self> {
         let manifest = sources
             .iter()
@@ -113,7 +132,7 @@ pub(crate) fn run(arguments: &ReleaseArguments) -> Result<ExitCode> {
             let version = versions::current(sources)?;
             print!("{}", changelog::notes(changelog::read(sources)?, &version)?);
         }
-        Some(Step::ImageName) => println!("{}", image_name(sources)?),
+        Some(Step::ImageName { image }) => println!("{}", image_name(sources, *image)?),
         Some(Step::ChartsIndex) => {
             println!("{}", charts_index(&Destinations::read(sources)?.charts)?);
         }
@@ -149,9 +168,9 @@ fn run_check(arguments: &CheckArguments, root: &Path, sources: &[Source]) -> Res
     Ok(())
 }
 
-/// The name of the image of the repository's version.
-fn image_name(sources: &[Source]) -> Result<String> {
-    let image = Destinations::read(sources)?.image;
+/// The name of an image of the repository's version.
+fn image_name(sources: &[Source], image: ReleasedImage) -> Result<String> {
+    let image = Destinations::read(sources)?.image(image);
     Ok(format!("{image}:{}", versions::current(sources)?))
 }
 
@@ -257,8 +276,10 @@ mod tests {
     }
 
     #[test]
-    fn the_image_has_the_version() {
-        assert_eq!(image_name(&released()).unwrap(), "a.b/c:0.2.0");
+    fn images_have_the_version() {
+        let name = |image| image_name(&released(), image).unwrap();
+        assert_eq!(name(ReleasedImage::Standind), "a.b/c:0.2.0");
+        assert_eq!(name(ReleasedImage::StandindHub), "a.b/c-hub:0.2.0");
     }
 
     #[test]

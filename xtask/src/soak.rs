@@ -1,6 +1,7 @@
 //! `cargo xtask soak`: repeats a test many times, to find failures that occur once in a hundred runs.
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -20,8 +21,17 @@ pub(crate) struct Soak {
     /// Runs once as the caller, before the rest runs as root.
     prepare: fn() -> Result<()>,
     needs_root: bool,
-    /// One cycle, with its number from 1. It leaves nothing behind, so that the next starts from the same state.
-    cycle: fn(number: u32) -> Result<()>,
+    /// One cycle. It leaves nothing behind, so that the next starts from the same state.
+    cycle: fn(&Cycle<'_>) -> Result<()>,
+}
+
+/// One repetition.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cycle<'run> {
+    /// From 1.
+    pub(crate) number: u32,
+    /// The folder of programs that are already built.
+    pub(crate) programs: Option<&'run Path>,
 }
 
 const SOAKS: &[Soak] = &[
@@ -61,6 +71,9 @@ pub(crate) struct SoakArguments {
     /// Continue after a cycle that failed, instead of stopping with its state left in place
     #[arg(long, requires = "name")]
     keep_going: bool,
+    /// Use the programs in this folder instead of building some, as `cargo xtask bench --programs` does
+    #[arg(long, requires = "name", value_name = "FOLDER")]
+    programs: Option<PathBuf>,
 }
 
 pub(crate) fn run(arguments: &SoakArguments) -> Result<ExitCode> {
@@ -71,7 +84,9 @@ pub(crate) fn run(arguments: &SoakArguments) -> Result<ExitCode> {
     let Some(soak) = SOAKS.iter().find(|soak| soak.name == name) else {
         bail!("there is no soak `{name}`. Available soaks:\n{}", list());
     };
-    (soak.prepare)()?;
+    if arguments.programs.is_none() {
+        (soak.prepare)()?;
+    }
     if soak.needs_root
         && let Some(exit_code) =
             privilege::continue_as_root("the soak creates namespaces and devices", &[])?
@@ -79,7 +94,10 @@ pub(crate) fn run(arguments: &SoakArguments) -> Result<ExitCode> {
         return Ok(exit_code);
     }
     let cycles = arguments.cycles.unwrap_or(soak.default_cycles);
-    let results = repeat(cycles, arguments.keep_going, soak.cycle);
+    let results = repeat(cycles, arguments.keep_going, |number| {
+        let programs = arguments.programs.as_deref();
+        (soak.cycle)(&Cycle { number, programs })
+    });
     print!("{}", summary(cycles, &results));
     let all_succeeded = results.iter().all(|result| result.error.is_none());
     Ok(ExitCode::from(u8::from(!all_succeeded)))
@@ -165,7 +183,7 @@ fn list() -> String {
     )
 }
 
-fn up_and_down(_: u32) -> Result<()> {
+fn up_and_down(_: &Cycle<'_>) -> Result<()> {
     let name = &format!("soak-{}", std::process::id());
     let paths = Paths::from_environment();
     let before = HostResources::snapshot();
@@ -178,7 +196,8 @@ fn up_and_down(_: u32) -> Result<()> {
 }
 
 /// The counts of `cargo xtask test` are read from the last lines that a runner prints, so none may be lost.
-fn keep_last_line(number: u32) -> Result<()> {
+fn keep_last_line(cycle: &Cycle<'_>) -> Result<()> {
+    let number = cycle.number;
     let expected = format!("last line {number}");
     let mut command = Command::new("sh");
     command.args([
@@ -226,10 +245,12 @@ mod tests {
 
     #[test]
     fn a_few_cycles_of_each_light_soak() {
-        assert!(
-            repeat(5, false, keep_last_line)
-                .iter()
-                .all(|result| result.error.is_none())
-        );
+        let results = repeat(5, false, |number| {
+            keep_last_line(&Cycle {
+                number,
+                programs: None,
+            })
+        });
+        assert!(results.iter().all(|result| result.error.is_none()));
     }
 }

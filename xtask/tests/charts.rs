@@ -19,6 +19,10 @@ mod charts {
     mod permissions;
     // Rendering with Helm, and parsing YAML.
     mod rendering;
+    // The charts of the hub and of the tunnel agent.
+    mod tunnel;
+    // Their values.
+    mod tunnel_values;
     // Values, and values that are rejected.
     mod values;
     // The release workflows.

@@ -39,6 +39,17 @@
 {{- $names | uniq | toJson -}}
 {{- end }}
 
+{{/* Whether a member dials out to a hub, at which the operator needs a token. That of a ConfigMap may be one. */}}
+{{- define "standin-operator.uses-hub" -}}
+{{- if .Values.operator.multiCluster.enabled -}}
+{{- $uses := gt (len .Values.operator.multiCluster.configMapClusters) 0 -}}
+{{- range .Values.operator.multiCluster.clusters -}}
+{{- $uses = or $uses (eq .authType "tunnel") -}}
+{{- end -}}
+{{- if $uses -}}true{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* The subject that the Primary is in this cluster: a service account, or a group from IAM. */}}
 {{- define "standin-operator.envoy-subject" -}}
 {{- with .Values.operator.multiClusterMemberIamGroup -}}

@@ -47,6 +47,13 @@ pub const GROUP: &str = "operator.metalbear.co";
 pub const VERSION: &str = "v1";
 pub const GROUP_VERSION: &str = "operator.metalbear.co/v1";
 
+/// The definition of the custom resource that the hub stores, for its chart.
+pub fn hub_custom_resource_definition()
+-> k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition {
+    use kube::CustomResourceExt as _;
+    ManagedCluster::crd()
+}
+
 /// The definitions of the custom resources that the operator stores, for the chart and for tests.
 pub fn custom_resource_definitions()
 -> Vec<k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition>

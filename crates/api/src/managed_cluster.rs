@@ -68,6 +68,9 @@ pub struct ManagedClusterStatus {
     pub agent_version: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubernetes_version: Option<String>,
+    /// The SHA-256 fingerprints, in hex, of the certificate authorities that the agent has stored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trusted_authorities: Vec<String>,
 }
 
 /// A certificate that the hub has issued for an agent of the cluster.

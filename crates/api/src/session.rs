@@ -1,6 +1,8 @@
 //! Sessions: the stored object, from which any replica of the operator can continue a session, and the object that users
 //! list.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -89,6 +91,10 @@ pub struct SessionOwner {
     /// The authenticated groups of the user. A Primary asserts user and groups to its members. Ours.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub k8s_groups: Vec<String>,
+    /// What else the cluster's authenticator says of the user, for authorizers that decide by it. It stays in the cluster.
+    /// Ours.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub k8s_extra: BTreeMap<String, Vec<String>>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature of serde")]

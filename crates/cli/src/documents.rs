@@ -23,6 +23,7 @@ fn calls(text: &str) -> Vec<&str> {
 
 fn before_comment(call: &str) -> &str {
     let call = call.split_once(" #").map_or(call, |(call, _)| call);
+    let call = call.split_once(" | ").map_or(call, |(call, _)| call);
     call.split_once(" > ").map_or(call, |(call, _)| call).trim()
 }
 
@@ -86,10 +87,14 @@ fn examples_in_help_can_be_parsed() {
 
 #[test]
 fn unknown_flags_are_found() {
-    let text = "`standin exec --no-such-flag`, and\n  sudo standin exec -t 'a b' -- ls # all\n";
+    let text = "`standin exec --no-such-flag`, and\n  sudo standin exec -t 'a b' -- ls # all\nstandin ls | wc -l\n";
     assert_eq!(
         calls(text),
-        ["standin exec -t 'a b' -- ls", "standin exec --no-such-flag"]
+        [
+            "standin exec -t 'a b' -- ls",
+            "standin ls",
+            "standin exec --no-such-flag"
+        ]
     );
     assert_eq!(words("standin -t 'a b'  c"), ["standin", "-t", "a b", "c"]);
     let wrong = std::panic::catch_unwind(|| check("standin exec --no-such-flag"));

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `exec` | `standin exec`: runs a program in a session |
 //! | `ls`, `operator` | `standin ls` and `standin operator`: targets and operators of a cluster |
+//! | `cluster` | `standin cluster`: the clusters of a hub |
 //! | `api` | the client of the local API of sessions |
 //! | `sessions`, `ui`, `mcp` | `standin sessions`, `session`, `ui` and `mcp`: monitor and end sessions of this machine |
 //! | `verify`, `diagnose` | `standin verify-config` and `standin diagnose` |
@@ -15,6 +16,7 @@
 )]
 
 mod api;
+mod cluster;
 mod diagnose;
 #[cfg(test)]
 mod documents;
@@ -53,6 +55,8 @@ enum Command {
     Ls(ls::LsArguments),
     /// Show the status and the sessions of a cluster's operator, and end sessions
     Operator(operator::OperatorArguments),
+    /// Use and administer clusters that only a hub reaches
+    Cluster(cluster::ClusterArguments),
     /// List the sessions of this machine
     Sessions(sessions::SessionsArguments),
     /// Show a session of this machine, or end it
@@ -102,6 +106,7 @@ fn main() -> ExitCode {
         Command::Exec(arguments) => exec::run(&arguments),
         Command::Ls(arguments) => ls::run(&arguments),
         Command::Operator(arguments) => operator::run(&arguments),
+        Command::Cluster(arguments) => cluster::run(&arguments),
         Command::Sessions(arguments) => sessions::list(&arguments),
         Command::Session(arguments) => sessions::run(&arguments),
         Command::Ui(arguments) => ui::run(&arguments),

@@ -115,7 +115,7 @@ impl Cluster {
 }
 
 /// The client configuration and the name of the context.
-async fn config(access: &Access) -> Result<(Config, Option<String>)> {
+pub(crate) async fn config(access: &Access) -> Result<(Config, Option<String>)> {
     let options = KubeConfigOptions {
         context: access.context.clone(),
         ..KubeConfigOptions::default()

@@ -28,6 +28,12 @@ pub enum Error {
         available: Vec<String>,
     },
 
+    #[error(
+        "the context {context} has no token that could be passed on: {why}. `kubectl --context {context} create token \
+         SERVICEACCOUNT` prints one for a service account"
+    )]
+    NoToken { context: String, why: String },
+
     #[error("cannot create a client for the API server from the kubeconfig")]
     Client(#[source] Box<kube::Error>),
 
@@ -172,6 +178,7 @@ impl Error {
             | Self::Api { .. } => true,
             Self::Kubeconfig(_)
             | Self::NoContext { .. }
+            | Self::NoToken { .. }
             | Self::Client(_)
             | Self::Unauthorized(_)
             | Self::Forbidden { .. }

@@ -13,6 +13,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `access` | reads the kubeconfig: [`Cluster`] |
+//! | `token` | the token of a context, for other servers that accept it: [`bearer_token`] |
 //! | `client`, `bounded` | creates the HTTP client for the API server, and limits the responses of one that is not trusted |
 //! | `target`, `resolve` | the target, and the selection of its pods |
 //! | [`pod`] | decides which pods and containers are usable: [`Replica`] |
@@ -40,6 +41,7 @@ mod resolve;
 mod rights;
 mod target;
 mod target_pods;
+mod token;
 
 pub use access::{Access, Cluster};
 pub use agent::{
@@ -62,3 +64,4 @@ pub use replicas::{Replicas, TargetPods};
 pub use rights::{Right, role};
 pub use target::{Kind, Workload};
 pub use target_pods::list_target_pods;
+pub use token::bearer_token;

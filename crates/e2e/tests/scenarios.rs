@@ -48,6 +48,8 @@ mod scenarios {
     pub(crate) mod soak;
     // A Primary operator and its member clusters.
     pub(crate) mod members;
+    // A hub, and clusters that can only dial out.
+    pub(crate) mod tunnel;
     // Network faults between clusters.
     pub(crate) mod network;
     // Programs and nodes that stop, hang and recover.
@@ -66,7 +68,7 @@ use libtest_mimic::{Arguments, Trial};
 use scenarios::{
     cluster_replicas, cluster_sessions, clusters, extensions, faults, incoming, kubernetes,
     lifecycle, load, members, network, operator, operator_sessions, outages, programs, resume,
-    servers, sessions, shop,
+    servers, sessions, shop, tunnel,
 };
 
 /// Scenarios that can run in a process of their own. `cargo xtask test` runs the first two groups at the same time.
@@ -125,6 +127,7 @@ const EXCLUSIVE: &[(Group, Scenarios)] = &[
     (Group::SharedClusters, operator_sessions::scenarios),
     (Group::SharedClusters, scenarios::soak::scenarios),
     (Group::OwnClusters, members::scenarios),
+    (Group::OwnClusters, tunnel::scenarios),
 ];
 
 fn main() -> ExitCode {

@@ -1,5 +1,6 @@
-//! The image of the agent and operator: `standind` and `standind-operator`, linked statically, in an image that has
-//! nothing else.
+//! The images of the server programs, linked statically, which have nothing else: `standind` and `standind-operator` for
+//! agents and the operator, and `standind-hub` and `standind-tunnel-agent` for the hub and its agents. The second is an
+//! image of its own, because the first is pulled wherever a session runs.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,9 @@ use crate::progress::Progress;
 
 /// The image reference that the lab's pods use.
 pub const REFERENCE: &str = "registry.lab/standind:1";
+
+/// The image reference of hubs and their agents in the lab.
+pub const HUB_REFERENCE: &str = "registry.lab/standind-hub:1";
 
 /// Compiler flags that link a program statically. They take effect with an explicit target only, so that build
 /// scripts and macros are compiled without them.
@@ -113,4 +117,14 @@ pub fn image(reference: &str, program: &Path) -> Image {
         .file("/standind", program, 0o755)
         .file("/standind-operator", &operator, 0o755)
         .entrypoint(["/standind"])
+}
+
+/// The image with the hub and the tunnel agent that were built beside the program.
+pub fn hub_image(reference: &str, program: &Path) -> Image {
+    let mut image = Image::new(reference);
+    for name in ["standind-hub", "standind-tunnel-agent"] {
+        let program = program.with_file_name(name);
+        image = image.file(&format!("/{name}"), &program, 0o755);
+    }
+    image.entrypoint(["/standind-hub"])
 }

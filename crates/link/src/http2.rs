@@ -51,6 +51,8 @@ pub struct Windows {
     pub stream: u32,
     /// Maximum number of concurrent streams.
     pub streams: u32,
+    /// Window of the connection, in bytes: what all streams together may be ahead of their readers.
+    pub connection: u32,
     /// Maximum frame size: the number of bytes of one stream before another stream gets its turn.
     pub frame: u32,
 }
@@ -65,6 +67,8 @@ impl Default for Windows {
             // What a fast network carries in 40 ms.
             stream: 4 * 1024 * 1024,
             streams: 4096,
+            // Hundreds of full windows.
+            connection: MAX_WINDOW,
             frame: 128 * 1024,
         }
     }
@@ -73,7 +77,7 @@ impl Default for Windows {
 impl Windows {
     fn connection(&self) -> u32 {
         let all = self.stream.saturating_mul(self.streams);
-        all.min(MAX_WINDOW)
+        all.min(self.connection).min(MAX_WINDOW)
     }
 }
 

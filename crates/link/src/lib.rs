@@ -62,7 +62,7 @@ pub mod websocket;
 pub use dial::{Dial, Pipe, TcpDialer, set_tcp_options};
 pub use error::{Abort, LinkError, Malformed};
 pub use handshake::{LinkId, MAX_TOKEN, Token, VERSION};
-pub use link::{Link, Meter, Statistics, Status};
+pub use link::{Aborter, Link, Meter, Statistics, Status};
 pub use server::{Accepted, Admit, LinkServer, SharedToken};
 pub use settings::{Buffers, KeepAlive, Redial, ServerSettings, Settings, worker_threads};
 

@@ -14,6 +14,7 @@ use crate::client;
 use crate::dial::Dial;
 use crate::error::{Abort, LinkError};
 use crate::handshake::LinkId;
+use crate::machine::EndReason;
 use crate::settings::Settings;
 use crate::shared::Shared;
 
@@ -63,6 +64,8 @@ pub struct Statistics {
     pub resumes: u64,
     /// The round-trip time of the last keep-alive.
     pub round_trip: Option<Duration>,
+    /// When something was last received from the peer.
+    pub last_received: Option<Instant>,
 }
 
 impl Link {
@@ -103,6 +106,11 @@ impl Link {
         statistics(&self.shared)
     }
 
+    /// A handle that aborts the link. It stays valid after the link has been moved or dropped.
+    pub fn aborter(&self) -> Aborter {
+        Aborter(Arc::clone(&self.shared))
+    }
+
     /// Aborts the link, and sends the reason to the peer. Bytes that were not delivered may be lost.
     pub fn abort(self, reason: Abort) {
         self.shared.abort(reason);
@@ -117,6 +125,32 @@ impl Meter {
     pub fn statistics(&self) -> Statistics {
         statistics(&self.0)
     }
+
+    /// Why the link failed, if it did. A reader or writer that gets an error finds the reason here: unlike the link's status
+    /// it is never late.
+    pub fn failure(&self) -> Option<LinkError> {
+        match self.0.lock().machine.end_reason() {
+            Some(EndReason::Failed(error)) => Some(error.clone()),
+            _ => None,
+        }
+    }
+}
+
+/// Aborts a link that is used elsewhere.
+#[derive(Clone)]
+pub struct Aborter(Arc<Shared>);
+
+impl Aborter {
+    /// Aborts the link, and sends the reason to the peer. Bytes that were not delivered may be lost.
+    pub fn abort(&self, reason: Abort) {
+        self.0.abort(reason);
+    }
+}
+
+impl fmt::Debug for Aborter {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Aborter").finish_non_exhaustive()
+    }
 }
 
 fn statistics(shared: &Shared) -> Statistics {
@@ -129,6 +163,7 @@ fn statistics(shared: &Shared) -> Statistics {
         bytes_to_read: machine.receive_buffer_length(),
         resumes: machine.resumes(),
         round_trip: machine.round_trip(),
+        last_received: machine.last_received(),
     }
 }
 

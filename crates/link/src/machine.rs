@@ -45,6 +45,8 @@ pub(crate) enum Side {
 pub(crate) struct Limits {
     pub(crate) replay_capacity: u32,
     pub(crate) receive_window: u32,
+    pub(crate) max_unsent: u32,
+    pub(crate) max_ack_step: u32,
     pub(crate) ping_interval: Duration,
     pub(crate) keep_alive_timeout: Duration,
     /// How long to try to deliver the last frames.
@@ -80,6 +82,8 @@ pub(crate) struct Machine {
     malformed_connections: u32,
     attachments: u64,
     round_trip: Option<Duration>,
+    /// When the last byte of an earlier connection was received.
+    last_received: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -158,6 +162,7 @@ impl Machine {
             malformed_connections: 0,
             attachments: 0,
             round_trip: None,
+            last_received: None,
             limits,
         }
     }
@@ -170,7 +175,22 @@ impl Machine {
         if self.finishing || self.end_reason().is_some() {
             return 0;
         }
-        self.replay_buffer.push(bytes)
+        let room = self.room_to_write();
+        self.replay_buffer.push(&bytes[..bytes.len().min(room)])
+    }
+
+    /// How many bytes the user may write now.
+    fn room_to_write(&self) -> usize {
+        let room = self.replay_buffer.room();
+        match &self.phase {
+            Phase::Attached(attachment) => {
+                // The end of the stream is sent as if it were a byte.
+                let unsent = self.replay_buffer.end().saturating_sub(attachment.sent) as usize;
+                room.min((self.limits.max_unsent as usize).saturating_sub(unsent))
+            }
+            // Everything that was not acknowledged is sent again, so the replay buffer is the only limit.
+            Phase::Detached { .. } | Phase::Ended(_) => room,
+        }
     }
 
     /// Ends the stream.
@@ -207,8 +227,9 @@ impl Machine {
 
     /// Whether a waiting writer should be woken. Waking it for a few bytes would cost more than it gains.
     pub(crate) fn is_writable(&self) -> bool {
-        let enough = (self.limits.replay_capacity / 8).max(1) as usize;
-        self.replay_buffer.room() >= enough || self.is_delivered() || self.end_reason().is_some()
+        let capacity = self.limits.replay_capacity.min(self.limits.max_unsent);
+        let enough = (capacity / 8).max(1) as usize;
+        self.room_to_write() >= enough || self.is_delivered() || self.end_reason().is_some()
     }
 
     /// The user has dropped the link. A stream that it has ended is still delivered; otherwise the link is aborted.
@@ -260,6 +281,14 @@ impl Machine {
 
     pub(crate) fn round_trip(&self) -> Option<Duration> {
         self.round_trip
+    }
+
+    /// When something was last received. The handshake counts.
+    pub(crate) fn last_received(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Attached(attachment) => Some(attachment.last_received),
+            Phase::Detached { .. } | Phase::Ended(_) => self.last_received,
+        }
     }
 }
 
@@ -334,6 +363,7 @@ impl Machine {
         // A sender whose replay buffer is full must not wait for an ACK that is not due yet. Smaller steps, down to a
         // sixty-fourth, were not measurably faster, and cost more frames.
         let ack_step = peer.replay_capacity.min(self.limits.receive_window) / 4;
+        let ack_step = ack_step.min(self.limits.max_ack_step);
         self.phase = Phase::Attached(Attachment {
             decoder: Decoder::default(),
             raw: BytesMut::new(),
@@ -356,6 +386,7 @@ impl Machine {
     /// The connection is lost, possibly because of malformed input.
     pub(crate) fn detach(&mut self, now: Instant, malformed: Option<Malformed>) {
         if self.is_attached() {
+            self.last_received = self.last_received();
             self.phase = Phase::Detached { since: now };
             self.end_if_abort_undeliverable();
         }
@@ -380,6 +411,7 @@ impl Machine {
 
     pub(crate) fn end(&mut self, end_reason: EndReason) {
         if self.end_reason().is_none() {
+            self.last_received = self.last_received();
             self.phase = Phase::Ended(end_reason);
         }
     }

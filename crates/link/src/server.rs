@@ -96,7 +96,24 @@ impl<A: Admit> LinkServer<A> {
 
     /// Accepts a pipe. An error only concerns this pipe; a client that was refused has received the reason. It may take
     /// as long as [`ServerSettings::handshake_timeout`], so every pipe should be accepted in its own task.
-    pub async fn accept(&self, mut pipe: impl Pipe) -> Result<Accepted, LinkError> {
+    pub async fn accept(&self, pipe: impl Pipe) -> Result<Accepted, LinkError> {
+        self.accept_from(pipe, None).await
+    }
+
+    /// Accepts a pipe of a peer whose name is known already, as from its certificate. It is not asked for a token.
+    pub async fn accept_authenticated(
+        &self,
+        pipe: impl Pipe,
+        peer: &str,
+    ) -> Result<Accepted, LinkError> {
+        self.accept_from(pipe, Some(peer.to_owned())).await
+    }
+
+    async fn accept_from(
+        &self,
+        mut pipe: impl Pipe,
+        authenticated: Option<String>,
+    ) -> Result<Accepted, LinkError> {
         let handshake = timeout(self.settings.handshake_timeout, read_hello(&mut pipe)).await;
         let hello = match handshake {
             Ok(Ok(hello)) => hello,
@@ -109,7 +126,11 @@ impl<A: Admit> LinkServer<A> {
                 return Err(LinkError::NoHandshake(Arc::new(error)));
             }
         };
-        let peer = match self.admit.admit(&hello.token).await {
+        let admitted = match authenticated {
+            Some(peer) => Ok(peer),
+            None => self.admit.admit(&hello.token).await,
+        };
+        let peer = match admitted {
             Ok(peer) => peer,
             Err(text) => {
                 let error = LinkError::WrongToken { text: text.clone() };

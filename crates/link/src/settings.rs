@@ -42,6 +42,11 @@ pub struct Buffers {
     pub replay_capacity: u32,
     /// Bytes that the peer may send before this end's user reads them.
     pub receive_window: u32,
+    /// Bytes that wait to be sent. When there are so many, writes wait, so that the user of the link decides late what is
+    /// sent next: what waits here delays everything that is written after it. Bytes on their way do not count.
+    pub max_unsent: u32,
+    /// Acknowledge at least after so many received bytes. The peer keeps what is not acknowledged.
+    pub max_ack_step: u32,
 }
 
 /// How a dead peer is detected.
@@ -84,6 +89,8 @@ impl Default for Buffers {
         Self {
             replay_capacity: 4 * 1024 * 1024,
             receive_window: 4 * 1024 * 1024,
+            max_unsent: u32::MAX,
+            max_ack_step: u32::MAX,
         }
     }
 }
@@ -128,6 +135,8 @@ pub(crate) fn limits(buffers: Buffers, keep_alive: KeepAlive) -> Limits {
     Limits {
         replay_capacity: buffers.replay_capacity.max(1),
         receive_window: buffers.receive_window.max(1),
+        max_unsent: buffers.max_unsent.max(1),
+        max_ack_step: buffers.max_ack_step.max(1),
         ping_interval: keep_alive.interval,
         keep_alive_timeout: keep_alive.timeout,
         close_timeout: CLOSE_TIMEOUT,

@@ -1,7 +1,5 @@
 //! Authorization of a session: the cluster's own RBAC rules decide, before anything is started.
 
-use std::collections::BTreeMap;
-
 use api::{GROUP, TargetKind, TargetPath, VERSION};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec, SubjectAccessReviewStatus,
@@ -75,15 +73,11 @@ fn names(target: &TargetPath) -> Vec<Option<String>> {
 }
 
 fn review(user: &User, namespace: &str, name: Option<String>) -> SubjectAccessReview {
-    let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (key, value) in &user.extra {
-        extra.entry(key.clone()).or_default().push(value.clone());
-    }
     SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
             user: Some(user.name.clone()),
             groups: Some(user.groups.clone()),
-            extra: Some(extra),
+            extra: Some(user.extra.clone()),
             resource_attributes: Some(ResourceAttributes {
                 group: Some(GROUP.to_owned()),
                 version: Some(VERSION.to_owned()),
@@ -126,10 +120,7 @@ mod tests {
         User {
             name: "anna".to_owned(),
             groups: vec!["developers".to_owned()],
-            extra: vec![
-                ("team".to_owned(), "shop".to_owned()),
-                ("team".to_owned(), "web".to_owned()),
-            ],
+            extra: [("team".to_owned(), vec!["shop".to_owned(), "web".to_owned()])].into(),
         }
     }
 

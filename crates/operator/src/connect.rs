@@ -1,5 +1,6 @@
 //! Connections of clients: authorization, the session's object, and the relay of bytes in both directions.
 
+pub(crate) mod client_connection;
 pub(crate) mod ports;
 pub(crate) mod relay;
 pub(crate) mod resume;
@@ -37,6 +38,7 @@ use crate::authorize::revocation::Authorization;
 use crate::controller::workload;
 use crate::front_proxy::User;
 use crate::multicluster::member_clusters;
+use crate::multicluster::member_clusters::connect::LocalSession;
 use crate::multicluster::sessions::assertion;
 use crate::multicluster::sessions::attach::{self, AttachRequest};
 use crate::response::{ApiResponse, Refusal};
@@ -141,12 +143,11 @@ async fn admit(
             parameters: &connect_request.parameters,
         };
         let child = attach::attach(&shared.client, user, child, &attach_request).await?;
+        check_local(shared, LocalSession::Child)?;
         assertion::authorize_child(shared, &child).await?;
         return wait_until_ready(shared, &child).await;
     }
-    if let Some(primary) = &shared.members {
-        primary.check_local()?;
-    }
+    check_local(shared, LocalSession::Single)?;
     let client = Caller::read(headers)?;
     let labels = connect_request.parameters.label_target.as_deref();
     let target = workload(&connect_request.namespace, &connect_request.target, labels)
@@ -155,6 +156,14 @@ async fn admit(
     let session = new_session(user, connect_request, &client, &shared.settings.session);
     let session = find_or_create(&shared.client, &session).await?;
     wait_until_ready(shared, &session).await
+}
+
+/// Checks that this cluster may have sessions, if it is a Primary.
+pub(crate) fn check_local(shared: &Shared, session: LocalSession) -> Result<(), Refusal> {
+    match &shared.members {
+        Some(primary) => primary.check_local(session),
+        None => Ok(()),
+    }
 }
 
 /// Checks that the operator allows sessions without a target, for a session without one.
@@ -251,6 +260,7 @@ impl Caller {
             hostname: self.hostname.clone(),
             k8s_username: user.name.clone(),
             k8s_groups: user.groups.clone(),
+            k8s_extra: user.extra.clone(),
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod apply;
 mod observe;
+mod observed;
 mod plan;
 mod service_pods;
 mod validate;
@@ -29,16 +30,18 @@ use kube::runtime::reflector::{ObjectRef, store};
 use kube::runtime::{PredicateConfig, WatchStreamExt as _, reflector, watcher};
 use kube::{Api, ResourceExt as _};
 
+use self::observed::Observed;
 pub(crate) use self::plan::plan_close;
-use self::plan::{Observed, Plan, plan, plan_deletion, plan_denied, requeue_delay};
+use self::plan::{Plan, plan, plan_deletion, plan_denied, requeue_delay};
 use self::validate::Invalid;
 pub(crate) use self::validate::ValidatedSpec;
 pub(crate) use self::validate::{agent_mode, workload};
 use crate::Shared;
 use crate::background::catch_panic;
 use crate::cache::ChangeHash as _;
-use crate::connect::check_targetless;
+use crate::connect::{check_local, check_targetless};
 use crate::error::Error;
+use crate::multicluster::member_clusters::connect::LocalSession;
 use crate::multicluster::sessions::assertion;
 
 /// The requeue delay after a failure of the cluster. An invalid spec is no failure.
@@ -156,6 +159,10 @@ async fn reconcile_active(
         let missing = Observed::missing(refusal.message);
         return Ok(plan(session, None, &missing, mode, now));
     }
+    // Each time: the configuration may have changed.
+    if let Err(refusal) = check_local(shared, LocalSession::of(session)) {
+        return Ok(plan_denied(session, refusal.message, now));
+    }
     // Each time: this cluster's rules and the user that a Primary asserts may have changed.
     if let Err(refusal) = assertion::authorize_child(shared, session).await {
         return match refusal.code {
@@ -194,3 +201,6 @@ fn requeue_after_error(
     );
     Action::requeue(RETRY_DELAY)
 }
+
+#[cfg(test)]
+mod tests;

@@ -61,6 +61,16 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the API server has refused a request because a permission is missing, so that a retry is pointless.
+    pub(crate) fn is_forbidden(&self) -> bool {
+        let Self::Kubernetes { source, .. } = self else {
+            return false;
+        };
+        matches!(&**source, kube::Error::Api(status) if status.code == 403)
+    }
+}
+
 /// Adds the attempted action to an error of the Kubernetes client.
 pub(crate) trait KubeResultExt<T> {
     fn action(self, action: impl Into<String>) -> Result<T>;

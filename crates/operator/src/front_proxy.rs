@@ -3,6 +3,7 @@
 //! The API server presents a certificate of the cluster's front-proxy authority and names the user in headers. The headers
 //! of other clients cannot be trusted, so a request without that certificate is refused.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use http::HeaderMap;
@@ -38,7 +39,7 @@ pub(crate) struct FrontProxy {
 pub(crate) struct User {
     pub(crate) name: String,
     pub(crate) groups: Vec<String>,
-    pub(crate) extra: Vec<(String, String)>,
+    pub(crate) extra: BTreeMap<String, Vec<String>>,
 }
 
 impl FrontProxy {
@@ -116,8 +117,8 @@ impl FrontProxy {
         })
     }
 
-    fn extra(&self, headers: &HeaderMap) -> Vec<(String, String)> {
-        let mut extra = Vec::new();
+    fn extra(&self, headers: &HeaderMap) -> BTreeMap<String, Vec<String>> {
+        let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (name, value) in headers {
             for prefix in &self.extra_prefixes {
                 let prefix = prefix.to_ascii_lowercase();
@@ -126,7 +127,8 @@ impl FrontProxy {
                 {
                     // Kubernetes writes keys in lower case, and percent-encodes what a header's name cannot have.
                     let key = percent_decode_str(key).decode_utf8_lossy();
-                    extra.push((key.into_owned(), value.to_owned()));
+                    let values = extra.entry(key.into_owned()).or_default();
+                    values.push(value.to_owned());
                 }
             }
         }
@@ -156,8 +158,6 @@ fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use rcgen::{CertificateParams, DnType, KeyPair};
 
     use super::*;
@@ -215,7 +215,9 @@ mod tests {
         headers.append("x-remote-user", "anna".parse().unwrap());
         headers.append("x-remote-group", "developers".parse().unwrap());
         headers.append("x-remote-group", "system:authenticated".parse().unwrap());
-        headers.append("x-remote-extra-example.org%2fteam", "shop".parse().unwrap());
+        for team in ["shop", "web"] {
+            headers.append("x-remote-extra-example.org%2fteam", team.parse().unwrap());
+        }
         headers.append("x-remote-users", "eve".parse().unwrap());
         let user = front_proxy().user(&headers).unwrap();
         assert_eq!(
@@ -223,7 +225,11 @@ mod tests {
             User {
                 name: "anna".to_owned(),
                 groups: vec!["developers".to_owned(), "system:authenticated".to_owned()],
-                extra: vec![("example.org/team".to_owned(), "shop".to_owned())],
+                extra: [(
+                    "example.org/team".to_owned(),
+                    vec!["shop".to_owned(), "web".to_owned()]
+                )]
+                .into(),
             }
         );
     }

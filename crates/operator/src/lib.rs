@@ -36,6 +36,8 @@ mod connect;
 mod controller;
 mod discovery;
 mod error;
+#[cfg(test)]
+mod fixture;
 mod front_proxy;
 #[cfg(test)]
 mod golden;

@@ -1,6 +1,8 @@
 //! `standind-operator`, the program of the operator, which `standind operator` executes: arguments, logging and signals.
 #![allow(clippy::print_stderr, reason = "a program: stderr carries messages")]
 
+mod process;
+
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,11 +13,12 @@ use operator::{
     AgentMode, AgentSettings, MemberAuthorization, PodSettings, PrimarySettings, SessionSettings,
     Settings,
 };
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::filter::LevelFilter;
+
+use process::LogArguments;
+
+/// Our crates in this program.
+const CRATES: [&str; 5] = ["api", "audit", "cluster", "link", "operator"];
 
 /// The minimum time in seconds that a session waits for its client. A link needs this long to detect a dead connection.
 const MIN_SESSION_TTL: u64 = 15;
@@ -138,45 +141,26 @@ struct OperatorArguments {
     /// The prefix of the names of their groups
     #[arg(long, value_name = "PREFIX", default_value = "")]
     member_group_prefix: String,
-    /// The log level on standard error: off, error, warn, info, debug or trace
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    log: LevelFilter,
-    /// Write each line of the log as a JSON object
-    #[arg(long)]
-    log_json: bool,
+    #[command(flatten)]
+    log: LogArguments,
 }
 
 fn main() -> ExitCode {
-    let result = match Role::parse() {
+    process::exit(match Role::parse() {
         Role::Operator(arguments) => run(*arguments),
         Role::OperatorUninstall => uninstall(),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("standind: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }
 
 fn run(arguments: OperatorArguments) -> Result<()> {
-    start_log(arguments.log, arguments.log_json);
-    admission::raise_descriptor_limit().context("the limit of open files cannot be raised")?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("the runtime does not start")?;
-    runtime.block_on(async {
-        let shutdown = CancellationToken::new();
-        shutdown_on_signals(shutdown.clone())?;
-        operator::run(settings(arguments), shutdown).await?;
-        Ok(())
+    arguments.log.start(&CRATES);
+    process::run(None, async |shutdown| {
+        Ok(operator::run(settings(arguments), shutdown).await?)
     })
 }
 
 fn uninstall() -> Result<()> {
-    start_log(LevelFilter::INFO, true);
+    process::start_log(LevelFilter::INFO, true, &CRATES);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -253,38 +237,6 @@ fn quantity(text: &str) -> Result<(String, String), String> {
         }
         _ => Err("write it as RESOURCE=QUANTITY, such as cpu=50m".to_owned()),
     }
-}
-
-fn start_log(level: LevelFilter, as_json: bool) {
-    // Logs of dependencies may contain headers, and headers may contain secrets.
-    let ours = ["api", "audit", "cluster", "link", "operator"];
-    let others = level.min(LevelFilter::WARN);
-    let filter = Targets::new()
-        .with_default(others)
-        .with_targets(ours.map(|name| (name, level)));
-    let layer = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(false);
-    let registry = tracing_subscriber::registry().with(filter);
-    if as_json {
-        registry.with(layer.json().flatten_event(true)).init();
-    } else {
-        registry.with(layer).init();
-    }
-}
-
-/// Shuts down on signals. The first process of a container ignores signals without a handler.
-fn shutdown_on_signals(shutdown: CancellationToken) -> Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        shutdown.cancel();
-    });
-    Ok(())
 }
 
 #[cfg(test)]

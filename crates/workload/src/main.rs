@@ -11,6 +11,7 @@
 //! | `clients` | many simulated sessions with an operator in one process |
 //! | `http` | an application that responds to requests, or is slow or dead |
 //! | `stalling` | an HTTP/2 application that responds to `GET` and reads no body |
+//! | `hostile-member` | the API server of a member cluster that tries to use up what its Primary has |
 //! | `proxy` | a plain HTTP proxy in front of an application |
 //! | `monitor` | emits the events of a session to a monitor and measures their cost |
 #![allow(
@@ -21,6 +22,7 @@
 
 mod carrier;
 mod clients;
+mod hostile_member;
 mod http1;
 mod http2;
 mod monitor;
@@ -51,6 +53,8 @@ enum Role {
     Http(http1::HttpArguments),
     /// Respond to `GET` over HTTP/2, and read no body
     Stalling(http2::StallingArguments),
+    /// Serve the API of a member cluster in ways that harm its Primary
+    HostileMember(hostile_member::HostileMemberArguments),
     /// Forward HTTP requests to another address
     Proxy(http1::ProxyArguments),
     /// Measure the cost of monitoring a session
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
         Role::Clients(arguments) => clients::run(arguments),
         Role::Http(arguments) => http1::run(arguments),
         Role::Stalling(arguments) => http2::run_stalling(&arguments),
+        Role::HostileMember(arguments) => hostile_member::run(&arguments),
         Role::Proxy(arguments) => http1::run_proxy(arguments),
         Role::Monitor(arguments) => monitor::run(&arguments),
     };

@@ -14,7 +14,7 @@ use lab::standind::{self, Profile};
 use lab::{Paths, Progress};
 use semver::Version;
 
-use super::{image_name, versions};
+use super::{ReleasedImage, image_name, versions};
 use crate::workspace::{self, Source};
 use crate::{process, web};
 
@@ -117,15 +117,15 @@ fn make_programs(root: &Path, sources: &[Source], version: &Version, output: &Pa
     standind::build_static(root, &target, profile, &["cli", "server"])?;
     let standin = standind::built(&target, profile, "standin");
     ensure_has_page(&standin, &root.join(web::BUILT))?;
-    let standind = standind::built(&target, profile, "standind");
+    let program = standind::built(&target, profile, "standind");
     let folder = tempfile::tempdir().context("making a folder for the programs")?;
     let programs = folder
         .path()
         .join(format!("standin-{version}-linux-{machine}"));
     fs::create_dir(&programs)?;
-    for (program, name) in [(&standin, "standin"), (&standind, "standind")] {
-        fs::copy(program, programs.join(name))
-            .with_context(|| format!("copying {}", program.display()))?;
+    for (path, name) in [(&standin, "standin"), (&program, "standind")] {
+        fs::copy(path, programs.join(name))
+            .with_context(|| format!("copying {}", path.display()))?;
     }
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
         fs::copy(root.join(licence), programs.join(licence))
@@ -135,9 +135,21 @@ fn make_programs(root: &Path, sources: &[Source], version: &Version, output: &Pa
         &programs,
         &output.join(format!("standin-{version}-linux-{machine}.tgz")),
     )?;
-    let image = output.join(format!("standind-{version}-linux-{machine}.tar"));
-    let image = lab::standind::image(&image_name(sources)?, &standind).write(&image)?;
-    eprintln!("{} is {}", image.reference(), image.id());
+    let name = |image| image_name(sources, image);
+    for (program, image) in [
+        (
+            "standind",
+            standind::image(&name(ReleasedImage::Standind)?, &program),
+        ),
+        (
+            "standind-hub",
+            standind::hub_image(&name(ReleasedImage::StandindHub)?, &program),
+        ),
+    ] {
+        let archive = output.join(format!("{program}-{version}-linux-{machine}.tar"));
+        let image = image.write(&archive)?;
+        eprintln!("{} is {}", image.reference(), image.id());
+    }
     Ok(())
 }
 

@@ -13,7 +13,12 @@ use anyhow::{Context, Result, ensure};
 use crate::{process, workspace};
 
 /// Programs that images are made of. They are stripped: a debug build is ten times as large as what runs.
-const IMAGE_PROGRAMS: [&str; 2] = ["standind", "standind-operator"];
+const IMAGE_PROGRAMS: [&str; 4] = [
+    "standind",
+    "standind-operator",
+    "standind-hub",
+    "standind-tunnel-agent",
+];
 
 /// What was compiled.
 #[derive(Debug)]

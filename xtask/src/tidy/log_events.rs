@@ -20,6 +20,7 @@ const COMPONENTS: &[(&str, &str)] = &[
     ("crates/agent/src", "agent"),
     ("crates/server/src", "agent"),
     ("crates/splitter/src", "agent"),
+    ("crates/tunnel-agent/src", "tunnel-agent"),
     ("crates/cli/src", "standin"),
     ("crates/cluster/src", "standin"),
     ("crates/interceptor/src", "standin"),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Finding;
-use crate::release::{Destinations, changelog, versions};
+use crate::release::{Destinations, ReleasedImage, changelog, versions};
 use crate::workspace::Source;
 
 pub(crate) fn check(sources: &[Source]) -> Vec<Finding> {
@@ -67,15 +67,15 @@ fn changelog_of(sources: &[Source], version: &str) -> Option<Finding> {
 
 /// Charts whose image is not the one that is released with them.
 fn other_images(sources: &[Source]) -> Vec<Finding> {
-    let image = match Destinations::read(sources) {
-        Ok(destinations) => destinations.image,
+    let destinations = match Destinations::read(sources) {
+        Ok(destinations) => destinations,
         Err(error) => return vec![Finding::new("Cargo.toml", 1, format!("{error:#}"))],
     };
-    let expected = format!("repository: {image}");
     sources
         .iter()
         .filter(|source| source.path.starts_with("charts") && source.path.ends_with("values.yaml"))
         .flat_map(|source| {
+            let expected = format!("repository: {}", destinations.image(image_of(&source.path)));
             let lines = source.text.lines().map(str::trim).enumerate();
             lines
                 .filter(|(_, line)| line.starts_with("repository: ") && **line != expected)
@@ -85,6 +85,15 @@ fn other_images(sources: &[Source]) -> Vec<Finding> {
                 .collect::<Vec<_>>()
         })
         .collect()
+}
+
+/// The image of a chart's programs.
+fn image_of(values: &Path) -> ReleasedImage {
+    let chart = values.parent().and_then(Path::file_name);
+    match chart.and_then(|name| name.to_str()) {
+        Some("standin-hub" | "standin-tunnel-agent") => ReleasedImage::StandindHub,
+        _ => ReleasedImage::Standind,
+    }
 }
 
 #[cfg(test)]

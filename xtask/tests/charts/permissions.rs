@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::rendering::{objects, read, words};
+use super::rendering::{HUB, TUNNEL_AGENT, objects, objects_of, read, words};
 
 /// One right, without the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,10 +25,27 @@ const SETTINGS: &[&str] = &[
     r#"operator.multiCluster={"enabled":true,"clusterName":"hub","defaultCluster":"east","clusters":{"east":{"authType":"bearerToken","server":"https://east.example.com","caData":"LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCllRPT0KLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo="}}}"#,
 ];
 
-fn rights_of_the_chart() -> BTreeSet<Right> {
+/// The same for the charts of the tunnel.
+const TUNNEL_SETTINGS: &[(&str, &[&str])] = &[
+    (HUB, &[]),
+    (
+        TUNNEL_AGENT,
+        &[
+            "agent.allow.users={anna,system:serviceaccount:ci:deployer}",
+            "agent.allow.groups={team-a}",
+            "agent.allow.extraKeys={scopes}",
+        ],
+    ),
+];
+
+fn rights_of_the_charts() -> BTreeSet<Right> {
     let set = |list: &Value| words(list).into_iter().collect::<BTreeSet<String>>();
     let mut rights = BTreeSet::new();
-    for object in SETTINGS.iter().flat_map(|setting| objects(&[setting])) {
+    let of_operator = SETTINGS.iter().flat_map(|setting| objects(&[setting]));
+    let of_tunnel = TUNNEL_SETTINGS
+        .iter()
+        .flat_map(|(chart, settings)| objects_of(chart, settings));
+    for object in of_operator.chain(of_tunnel) {
         let kind = object["kind"].as_str().unwrap_or_default();
         if !matches!(kind, "Role" | "ClusterRole") {
             continue;
@@ -100,18 +117,18 @@ fn quoted(text: &str) -> Vec<String> {
 
 #[test]
 fn the_page_has_every_right_and_no_others() {
-    let (chart, page) = (rights_of_the_chart(), rights_of_the_page());
+    let (chart, page) = (rights_of_the_charts(), rights_of_the_page());
     let missing: Vec<&Right> = chart.difference(&page).collect();
     let outdated: Vec<&Right> = page.difference(&chart).collect();
     assert!(
         missing.is_empty() && outdated.is_empty(),
-        "not in docs/permissions.md: {missing:#?}\nnot in the chart: {outdated:#?}"
+        "not in docs/permissions.md: {missing:#?}\nnot in the charts: {outdated:#?}"
     );
 }
 
 #[test]
 fn no_role_has_wildcards() {
-    for right in rights_of_the_chart() {
+    for right in rights_of_the_charts() {
         let all = right.verbs.iter().chain(&right.resources);
         assert!(all.clone().all(|word| !word.contains('*')), "{right:?}");
         assert!(right.group != "*", "{right:?}");
@@ -121,7 +138,7 @@ fn no_role_has_wildcards() {
 /// The right to start sessions is granted per namespace. A role that is bound for a whole cluster must not have it.
 #[test]
 fn viewers_may_not_start_sessions() {
-    let rights = rights_of_the_chart();
+    let rights = rights_of_the_charts();
     let of = |role: &str| -> Vec<&Right> {
         let role = format!("ClusterRole {role}");
         rights.iter().filter(|right| right.role == role).collect()

@@ -11,13 +11,27 @@ use serde_json::Value;
 /// The oldest version of Kubernetes that the chart supports.
 const KUBERNETES: &str = "1.30.0";
 
+pub(crate) const OPERATOR: &str = "standin-operator";
+pub(crate) const HUB: &str = "standin-hub";
+pub(crate) const TUNNEL_AGENT: &str = "standin-tunnel-agent";
+
+/// The values without which an agent cannot be installed.
+const REQUIRED: &[(&str, &[&str])] = &[(
+    TUNNEL_AGENT,
+    &["agent.cluster=prod-eu", "agent.serverURL=wss://hub:8443"],
+)];
+
 /// The top of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 pub(crate) fn chart() -> PathBuf {
-    root().join("charts/standin-operator")
+    chart_of(OPERATOR)
+}
+
+fn chart_of(name: &str) -> PathBuf {
+    root().join("charts").join(name)
 }
 
 pub(crate) fn read(path: &str) -> String {
@@ -26,18 +40,23 @@ pub(crate) fn read(path: &str) -> String {
 
 /// Renders the chart with some settings: `--set` for each, or `--set-json` where a value is JSON.
 pub(crate) fn template(settings: &[&str]) -> Result<String, String> {
-    template_in("tools", settings)
+    template_of(OPERATOR, settings)
 }
 
-fn template_in(namespace: &str, settings: &[&str]) -> Result<String, String> {
+/// Renders any of the charts.
+pub(crate) fn template_of(chart: &str, settings: &[&str]) -> Result<String, String> {
+    template_in(chart, "tools", settings)
+}
+
+fn template_in(chart: &str, namespace: &str, settings: &[&str]) -> Result<String, String> {
     let mut command = Command::new(helm());
-    command.args(["template", "standin"]).arg(chart()).args([
-        "--namespace",
-        namespace,
-        "--kube-version",
-        KUBERNETES,
-    ]);
-    for setting in settings {
+    command
+        .args(["template", "standin"])
+        .arg(chart_of(chart))
+        .args(["--namespace", namespace, "--kube-version", KUBERNETES]);
+    let required = REQUIRED.iter().find(|(name, _)| *name == chart);
+    let required = required.map_or(&[][..], |(_, required)| *required);
+    for setting in required.iter().chain(settings) {
         let is_json = setting.contains('"');
         command.args([if is_json { "--set-json" } else { "--set" }, setting]);
     }
@@ -54,9 +73,17 @@ pub(crate) fn objects(settings: &[&str]) -> Vec<Value> {
     in_namespace("tools", settings)
 }
 
+/// The objects of any of the charts.
+pub(crate) fn objects_of(chart: &str, settings: &[&str]) -> Vec<Value> {
+    parse(&template_of(chart, settings).unwrap())
+}
+
 /// The objects of a release in another namespace.
 pub(crate) fn in_namespace(namespace: &str, settings: &[&str]) -> Vec<Value> {
-    let text = template_in(namespace, settings).unwrap();
+    parse(&template_in(OPERATOR, namespace, settings).unwrap())
+}
+
+fn parse(text: &str) -> Vec<Value> {
     text.split("\n---\n")
         .map(|document| serde_saphyr::from_str::<Value>(document).unwrap())
         .filter(Value::is_object)

@@ -4,11 +4,28 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::rendering::{read, template};
+use super::rendering::{OPERATOR, read, template_of};
+use super::tunnel_values;
 
-const SCHEMA: &str = "charts/standin-operator/values.schema.json";
+/// A chart, and the settings that its values are tested with.
+pub(crate) struct ChartValues {
+    pub(crate) chart: &'static str,
+    /// For each value, a setting that changes the rendered chart. `+` joins settings that are needed together.
+    pub(crate) settings: &'static [(&'static str, &'static str)],
+    /// Settings that must be rejected, and a part of the error.
+    pub(crate) wrong: &'static [(&'static str, &'static str)],
+}
 
-/// For each value, a setting that changes the rendered chart. `+` joins settings that are needed together.
+const CHARTS: &[ChartValues] = &[
+    ChartValues {
+        chart: OPERATOR,
+        settings: SETTINGS,
+        wrong: WRONG,
+    },
+    tunnel_values::HUB_VALUES,
+    tunnel_values::TUNNEL_AGENT_VALUES,
+];
+
 const SETTINGS: &[(&str, &str)] = &[
     ("grafanaDashboard.enabled", "grafanaDashboard.enabled=true"),
     (
@@ -137,7 +154,6 @@ fn is_tested_elsewhere(path: &str) -> bool {
     path.starts_with("operator.multiCluster") || path == "networkPolicy.memberCidrs"
 }
 
-/// Settings that must be rejected, and a part of the error.
 const WRONG: &[(&str, &str)] = &[
     ("operatr.replicas=2", "'operatr' not allowed"),
     ("operator.replica=2", "'replica' not allowed"),
@@ -280,17 +296,29 @@ fn split(settings: &str) -> Vec<&str> {
 
 #[test]
 fn wrong_values_are_refused_by_name() {
-    for (settings, reason) in WRONG {
-        let refused = template(&split(settings));
-        let message = refused.expect_err(settings);
-        assert!(message.contains(reason), "{settings}: {message}");
+    for ChartValues { chart, wrong, .. } in CHARTS {
+        for (settings, reason) in *wrong {
+            let refused = template_of(chart, &split(settings));
+            let message = refused.expect_err(settings);
+            assert!(message.contains(reason), "{settings}: {message}");
+        }
     }
 }
 
 #[test]
 fn every_value_does_something() {
+    for ChartValues {
+        chart, settings, ..
+    } in CHARTS
+    {
+        values_do_something(chart, settings);
+    }
+}
+
+fn values_do_something(chart: &str, settings: &[(&str, &str)]) {
+    let template = |settings: &[&str]| template_of(chart, settings);
     let usual = template(&[]).unwrap();
-    for (path, settings) in SETTINGS {
+    for (path, settings) in settings {
         let settings = split(settings);
         // Enabling a part must not count as the effect of that part's values.
         let before = match settings.as_slice() {
@@ -298,14 +326,14 @@ fn every_value_does_something() {
             _ => usual.clone(),
         };
         let after = template(&settings).unwrap_or_else(|error| panic!("{path}: {error}"));
-        assert!(after != before, "{path} does nothing");
+        assert!(after != before, "{path} of {chart} does nothing");
     }
-    let listed: BTreeSet<&str> = SETTINGS.iter().map(|(path, _)| *path).collect();
-    let missing: Vec<String> = leaves(&values())
+    let listed: BTreeSet<&str> = settings.iter().map(|(path, _)| *path).collect();
+    let missing: Vec<String> = leaves(&values(chart))
         .into_iter()
         .filter(|path| !covers(&listed, path) && !is_tested_elsewhere(path))
         .collect();
-    assert!(missing.is_empty(), "no setting for {missing:?}");
+    assert!(missing.is_empty(), "no setting for {missing:?} of {chart}");
 }
 
 /// A value that is a map with free keys is listed by its own path.
@@ -318,10 +346,18 @@ fn covers(listed: &BTreeSet<&str>, path: &str) -> bool {
 
 #[test]
 fn schema_and_values_have_the_same_keys() {
-    let schema: Value = serde_json::from_str(&read(SCHEMA)).unwrap();
+    for values in CHARTS {
+        check_keys(values.chart);
+    }
+}
+
+fn check_keys(chart: &str) {
+    let schema = read(&format!("charts/{chart}/values.schema.json"));
+    let schema: Value = serde_json::from_str(&schema).unwrap();
     let mut schema_keys = BTreeMap::new();
     keys_of_schema(&schema, "", &mut schema_keys);
-    for path in leaves(&values()) {
+    let values = values(chart);
+    for path in leaves(&values) {
         let is_in_schema = schema_keys.contains_key(&path)
             || path.rsplit_once('.').is_some_and(|(parent, _)| {
                 schema_keys.get(parent).is_some_and(|takes_any| *takes_any)
@@ -331,7 +367,6 @@ fn schema_and_values_have_the_same_keys() {
             "{path} is in values.yaml and not in the schema"
         );
     }
-    let values = values();
     for path in schema_keys.keys().filter(|path| *path != "global") {
         assert!(
             has_default(&values, path),
@@ -352,8 +387,8 @@ fn has_default(values: &Value, path: &str) -> bool {
     true
 }
 
-fn values() -> Value {
-    serde_saphyr::from_str(&read("charts/standin-operator/values.yaml")).unwrap()
+fn values(chart: &str) -> Value {
+    serde_saphyr::from_str(&read(&format!("charts/{chart}/values.yaml"))).unwrap()
 }
 
 /// The paths of all values that are no maps, or empty ones.

@@ -328,20 +328,22 @@ fn the_repository_of_charts_makes_an_index_that_grows() {
 }
 
 #[test]
-fn the_image_of_all_machines_has_one_name() {
+fn each_image_of_all_machines_has_one_name() {
     let machine = Machine::new();
-    machine.fake_program("cargo", "echo a.b/c:1.2.3");
+    machine.fake_program("cargo", "echo \"a.b/$4:1.2.3\"");
     machine.fake_program("docker", "");
     let work = machine.path("work");
     for (folder, kind) in [("packages-1", "x86_64"), ("packages-2", "aarch64")] {
         let folder = work.join("packages").join(folder);
         fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join(format!("standind-1.2.3-linux-{kind}.tar")), "").unwrap();
+        for image in ["standind", "standind-hub"] {
+            fs::write(folder.join(format!("{image}-1.2.3-linux-{kind}.tar")), "").unwrap();
+        }
     }
     let (script, variables) = step(
         &workflow(".github/workflows/release.yml"),
         "image",
-        "Push the image",
+        "Push the images",
     );
     machine.run(&work, &script, &variables);
     let calls = machine.calls();
@@ -349,13 +351,18 @@ fn the_image_of_all_machines_has_one_name() {
     assert_eq!(
         pushed,
         [
-            "docker push a.b/c:1.2.3-x86_64",
-            "docker push a.b/c:1.2.3-aarch64",
-            "docker manifest push a.b/c:1.2.3"
+            "docker push a.b/standind:1.2.3-x86_64",
+            "docker push a.b/standind:1.2.3-aarch64",
+            "docker manifest push a.b/standind:1.2.3",
+            "docker push a.b/standind-hub:1.2.3-x86_64",
+            "docker push a.b/standind-hub:1.2.3-aarch64",
+            "docker manifest push a.b/standind-hub:1.2.3"
         ]
     );
-    let joined = "docker manifest create a.b/c:1.2.3 a.b/c:1.2.3-x86_64 a.b/c:1.2.3-aarch64";
-    assert!(calls.iter().any(|call| call == joined), "{calls:?}");
+    for name in ["a.b/standind:1.2.3", "a.b/standind-hub:1.2.3"] {
+        let joined = format!("docker manifest create {name} {name}-x86_64 {name}-aarch64");
+        assert!(calls.contains(&joined), "{calls:?}");
+    }
 }
 
 #[test]
@@ -406,20 +413,22 @@ fn only_a_final_version_becomes_the_latest() {
 }
 
 #[test]
-fn the_published_image_is_pulled_for_every_machine() {
+fn the_published_images_are_pulled_for_every_machine() {
     let machine = Machine::new();
-    machine.fake_program("cargo", "echo a.b/c:1.2.3");
+    machine.fake_program("cargo", "echo \"a.b/$4:1.2.3\"");
     machine.fake_program("docker", "");
     let release = workflow(".github/workflows/release.yml");
-    let (script, variables) = step(&release, "available", "Pull the image");
+    let (script, variables) = step(&release, "available", "Pull the images");
     machine.run(&machine.path("work"), &script, &variables);
     let calls = machine.calls();
     let pulls = calls.iter().filter(|call| call.starts_with("docker"));
     assert_eq!(
         pulls.collect::<Vec<_>>(),
         [
-            "docker pull --platform linux/amd64 a.b/c:1.2.3",
-            "docker pull --platform linux/arm64 a.b/c:1.2.3"
+            "docker pull --platform linux/amd64 a.b/standind:1.2.3",
+            "docker pull --platform linux/arm64 a.b/standind:1.2.3",
+            "docker pull --platform linux/amd64 a.b/standind-hub:1.2.3",
+            "docker pull --platform linux/arm64 a.b/standind-hub:1.2.3"
         ]
     );
 }

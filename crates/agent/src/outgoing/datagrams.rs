@@ -26,7 +26,7 @@ use super::destination;
 use crate::agent::Agent;
 use crate::connection::RequestBody;
 use crate::error::errno_of;
-use crate::grant::Transport;
+use crate::grant::{Rules, Transport};
 
 /// The maximum size of a frame with several datagrams.
 const MAX_FRAME: usize = 64 * 1024;
@@ -37,7 +37,8 @@ const RECEIVABLE: Interest = Interest::READABLE.add(Interest::ERROR);
 
 /// The operations that the relay needs.
 pub(crate) trait DatagramSocket: Send + Sync + 'static {
-    /// Waits for a datagram or an error. A pending error alone does not make a socket readable.
+    /// Waits for a datagram or an error. A pending error alone does not make a socket readable. Fails if nothing more may be
+    /// received.
     fn receivable(self: Arc<Self>) -> impl Future<Output = io::Result<()>> + Send + 'static;
     /// Receives a datagram and, on an unconnected socket, its sender. `None`: the peer has closed the connection.
     fn try_receive(&self, buffer: &mut BytesMut) -> io::Result<Option<Option<SocketAddr>>>;
@@ -72,7 +73,8 @@ impl DatagramSocket for UdpSocket {
     }
 }
 
-/// A socket that sends only to addresses that the rules allow.
+/// A socket that sends only to addresses that the rules allow, and receives only from them. A connected socket ends when the
+/// rules forbid its peer.
 pub(crate) struct RestrictedSocket {
     pub(crate) socket: UdpSocket,
     /// The peer of a connected socket.
@@ -80,21 +82,49 @@ pub(crate) struct RestrictedSocket {
     pub(crate) agent: Agent,
 }
 
+impl RestrictedSocket {
+    fn allow(&self, address: SocketAddr) -> io::Result<()> {
+        let allowed = self.agent.rules().allow_address(Transport::Udp, address);
+        allowed.map_err(|_| Errno::PERM.into())
+    }
+}
+
 impl DatagramSocket for RestrictedSocket {
     async fn receivable(self: Arc<Self>) -> io::Result<()> {
-        self.socket.ready(RECEIVABLE).await.map(drop)
+        let ready = self.socket.ready(RECEIVABLE);
+        let Some(peer) = self.peer else {
+            return ready.await.map(drop);
+        };
+        let is_allowed = |rules: &Rules| rules.allow_address(Transport::Udp, peer);
+        tokio::select! {
+            biased;
+            _ = self.agent.until_forbidden(is_allowed) => {
+                tracing::info!(address = %peer, "forbidden UDP socket closed");
+                Err(Errno::PERM.into())
+            }
+            ready = ready => ready.map(drop),
+        }
     }
 
     fn try_receive(&self, buffer: &mut BytesMut) -> io::Result<Option<Option<SocketAddr>>> {
-        self.socket.try_receive(buffer)
+        loop {
+            if self.peer.is_some_and(|peer| self.allow(peer).is_err()) {
+                // The next wait fails with the reason.
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let received = self.socket.try_receive(buffer)?;
+            match received.flatten() {
+                Some(from) if self.allow(from).is_err() => buffer.clear(),
+                _ => return Ok(received),
+            }
+        }
     }
 
     async fn send(&self, payload: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
         let own = self.socket.local_addr().ok();
         let to = to.map(|to| destination(to, own));
         if let Some(to) = to.or(self.peer) {
-            let allowed = self.agent.rules().allow_address(Transport::Udp, to);
-            allowed.map_err(|_| io::Error::from(Errno::PERM))?;
+            self.allow(to)?;
         }
         DatagramSocket::send(&self.socket, payload, to).await
     }
@@ -252,9 +282,7 @@ impl<S: DatagramSocket> http_body::Body for FromPeers<S> {
             match this.errors.poll_recv(context) {
                 Poll::Pending => {}
                 Poll::Ready(Some(number)) => {
-                    let mut frames = BytesMut::new();
-                    Datagram::Failed(number).encode(&mut frames);
-                    return Poll::Ready(Some(Ok(Frame::data(frames.freeze()))));
+                    return Poll::Ready(Some(Ok(Frame::data(failed(number)))));
                 }
                 Poll::Ready(None) => {
                     this.is_half_closed = this.socket.finish();
@@ -263,8 +291,11 @@ impl<S: DatagramSocket> http_body::Body for FromPeers<S> {
             }
         }
         while !this.ended {
-            if ready!(this.receivable.as_mut().poll(context)).is_err() {
+            if let Err(error) = ready!(this.receivable.as_mut().poll(context)) {
                 this.ended = true;
+                return Poll::Ready(Some(Ok(Frame::data(failed(
+                    errno_of(&error).raw_os_error(),
+                )))));
             }
             this.receivable = Box::pin(Arc::clone(&this.socket).receivable());
             let frames = this.receive_available();
@@ -274,4 +305,10 @@ impl<S: DatagramSocket> http_body::Body for FromPeers<S> {
         }
         Poll::Ready(None)
     }
+}
+
+fn failed(number: i32) -> Bytes {
+    let mut frame = BytesMut::new();
+    Datagram::Failed(number).encode(&mut frame);
+    frame.freeze()
 }

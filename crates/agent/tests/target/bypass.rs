@@ -1,7 +1,7 @@
 //! A table of attempts to get around the administrators' policies, with a real target, a real file system and real connections.
 //!
-//! Each attempt would pass if its guard were removed. Each group has controls as well: operations that are allowed and must
-//! work, so that attempts do not fail for another reason.
+//! Each attempt would pass if its guard were removed: none is refused by the kernel alone. Each group has controls as well:
+//! operations that are allowed and must work, so that attempts do not fail for another reason.
 
 mod files;
 mod outgoing;

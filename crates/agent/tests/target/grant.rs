@@ -1,21 +1,26 @@
 //! The grant is enforced for all operations.
 
 use std::fs;
+use std::net::SocketAddr;
 
 use agent::Agent;
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
 use protocol::failure::Failure;
 use protocol::grant::{FilesGrant, Grant, OutgoingGrant};
-use protocol::outgoing::{TCP, TcpConnect, UDP, UdpOpen, UdpPeer};
+use protocol::outgoing::{Datagram, DatagramDecoder, TCP, TcpConnect, UDP, UdpOpen, UdpPeer};
 use protocol::rpc::{
     AccessMode, FileRef, LinkRequest, ListEnvRequest, MakeDirectoryRequest, OpenRequest,
     RenameRequest, SetModeRequest, StatRequest, SymbolicLinkRequest, UnlinkRequest,
 };
+use tokio::net::UdpSocket;
+use tokio::sync::mpsc;
 use tonic::Status;
 
 use crate::client::{Client, errno};
 use crate::environment::{Target, target};
+use crate::outgoing::{LOOPBACK_LOAD, datagram, frame, next_datagram};
 
 async fn client_with_grant(target: &Target, grant: &Grant) -> Client {
     let agent = Agent::for_process_with_grant(target.pid, grant).unwrap();
@@ -271,4 +276,80 @@ async fn a_changed_grant_closes_forbidden_resources() {
             .await
             .is_ok()
     );
+}
+
+/// An open UDP socket at the agent.
+struct Udp {
+    to_peers: mpsc::Sender<Bytes>,
+    from_peers: Incoming,
+    decoder: DatagramDecoder,
+}
+
+impl Udp {
+    async fn open(client: &Client, peer: UdpPeer) -> Self {
+        let open = UdpOpen { peer, bind: None };
+        let opened = client.connect_stream(UDP, open.to_headers()).await;
+        let (to_peers, response) = opened.unwrap();
+        Self {
+            to_peers,
+            from_peers: response.into_body(),
+            decoder: DatagramDecoder::default(),
+        }
+    }
+
+    async fn next(&mut self) -> Datagram {
+        next_datagram(&mut self.from_peers, &mut self.decoder).await
+    }
+
+    /// Sends a datagram and receives one. Returns the address of the socket.
+    async fn exchange(&mut self, to: Option<&str>, peer: &UdpSocket) -> SocketAddr {
+        self.to_peers.send(frame(to, b"ping")).await.unwrap();
+        let (_, from) = peer.recv_from(&mut [0; 16]).await.unwrap();
+        peer.send_to(b"before", from).await.unwrap();
+        assert_eq!(self.next().await, datagram(to, b"before"));
+        from
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn nothing_is_received_from_a_forbidden_udp_peer() {
+    const FORBIDDEN: &str = "10.9.0.1:7300";
+    const KEPT: &str = "10.9.0.1:7301";
+    let _no_load = LOOPBACK_LOAD.read().await;
+    let target = target();
+    let agent = Agent::for_process_with_grant(target.pid, &Grant::default()).unwrap();
+    let client = Client::connect(agent.clone()).await;
+    client.hello("").await.unwrap();
+    let (forbidden, kept) = (target.udp(FORBIDDEN), target.udp(KEPT));
+    let connected = |address: &str| UdpPeer::Connected(address.parse().unwrap());
+    let mut to_forbidden = Udp::open(&client, connected(FORBIDDEN)).await;
+    let mut to_kept = Udp::open(&client, connected(KEPT)).await;
+    let mut unconnected = Udp::open(&client, UdpPeer::AnyIpv4).await;
+    let first = to_forbidden.exchange(None, &forbidden).await;
+    let second = to_kept.exchange(None, &kept).await;
+    let third = unconnected.exchange(Some(FORBIDDEN), &forbidden).await;
+    assert_eq!(unconnected.exchange(Some(KEPT), &kept).await, third);
+    let grant = Grant {
+        outgoing: OutgoingGrant {
+            only: Vec::new(),
+            none_of: vec![format!("udp://{FORBIDDEN}")],
+        },
+        ..Grant::default()
+    };
+    assert!(agent.regrant(&grant).await.unwrap());
+    for (peer, socket) in [
+        (&forbidden, first),
+        (&kept, second),
+        (&forbidden, third),
+        (&kept, third),
+    ] {
+        peer.send_to(b"after", socket).await.unwrap();
+    }
+    assert_eq!(to_forbidden.next().await, Datagram::Failed(libc::EPERM));
+    let rest = to_forbidden.from_peers.collect().await.unwrap();
+    assert!(rest.to_bytes().is_empty(), "the socket has ended");
+    assert_eq!(to_kept.next().await, datagram(None, b"after"));
+    // The datagram of the forbidden peer was sent before this one.
+    assert_eq!(unconnected.next().await, datagram(Some(KEPT), b"after"));
 }

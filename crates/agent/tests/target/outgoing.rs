@@ -394,20 +394,20 @@ async fn udp_unconnected() {
     assert_eq!(failed, Datagram::Failed(libc::EMSGSIZE));
 }
 
-fn datagram(address: Option<&str>, payload: &[u8]) -> Datagram {
+pub(crate) fn datagram(address: Option<&str>, payload: &[u8]) -> Datagram {
     Datagram::Payload {
         address: address.map(|text| text.parse().unwrap()),
         payload: Bytes::copy_from_slice(payload),
     }
 }
 
-fn frame(address: Option<&str>, payload: &[u8]) -> Bytes {
+pub(crate) fn frame(address: Option<&str>, payload: &[u8]) -> Bytes {
     let mut frame = BytesMut::new();
     datagram(address, payload).encode(&mut frame);
     frame.freeze()
 }
 
-async fn next_datagram(
+pub(crate) async fn next_datagram(
     body: &mut hyper::body::Incoming,
     decoder: &mut DatagramDecoder,
 ) -> Datagram {

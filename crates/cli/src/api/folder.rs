@@ -18,6 +18,7 @@ use crate::environment::{HOME, SESSIONS_DIR};
 const EXTENSION: &str = "sock";
 const STICKY: u32 = 0o1000;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+const OPEN_TO_OTHERS: u32 = 0o077;
 
 /// The folder with the sockets of this user's sessions.
 #[derive(Debug, Clone)]
@@ -65,15 +66,8 @@ impl Folder {
 
     /// Fails if other users could put sockets into the folder. Returns whether it exists.
     pub(crate) fn check(&self) -> Result<bool> {
-        let metadata = match fs::symlink_metadata(&self.0) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            metadata => metadata.with_context(|| self.0.display().to_string())?,
-        };
-        let found = Found {
-            is_symlink: metadata.is_symlink(),
-            is_folder: metadata.is_dir(),
-            owner: metadata.uid(),
-            mode: metadata.mode(),
+        let Some(found) = find(&self.0)? else {
+            return Ok(false);
         };
         match found.problem(user()) {
             None => Ok(true),
@@ -128,9 +122,23 @@ impl fmt::Display for Folder {
     }
 }
 
-/// An existing file at the path of the folder.
+/// What is at the path of a folder, without following a symbolic link.
+pub(crate) fn find(path: &Path) -> Result<Option<Found>> {
+    let metadata = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        metadata => metadata.with_context(|| path.display().to_string())?,
+    };
+    Ok(Some(Found {
+        is_symlink: metadata.is_symlink(),
+        is_folder: metadata.is_dir(),
+        owner: metadata.uid(),
+        mode: metadata.mode(),
+    }))
+}
+
+/// An existing file at the path of a folder.
 #[derive(Debug, Clone, Copy)]
-struct Found {
+pub(crate) struct Found {
     is_symlink: bool,
     is_folder: bool,
     owner: u32,
@@ -159,9 +167,19 @@ impl Found {
         }
         None
     }
+
+    /// As [`problem`](Self::problem), for a folder with secrets: others may not even list it.
+    pub(crate) fn private_problem(self, user: u32) -> Option<String> {
+        if !self.is_folder || self.owner != user {
+            return self.problem(user);
+        }
+        let mode = self.mode & 0o7777;
+        let is_open = mode & OPEN_TO_OTHERS != 0;
+        is_open.then(|| format!("other users can access it (its mode is {mode:o}); `chmod 700` it"))
+    }
 }
 
-fn user() -> u32 {
+pub(crate) fn user() -> u32 {
     rustix::process::getuid().as_raw()
 }
 

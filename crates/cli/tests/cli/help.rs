@@ -35,6 +35,7 @@ fn help_has_examples_exit_codes_and_every_flag() {
         "exec",
         "ls",
         "operator",
+        "cluster",
         "sessions",
         "session",
         "ui",

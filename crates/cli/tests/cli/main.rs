@@ -8,6 +8,7 @@
 //! - `start_failures`: sessions that cannot start
 //! - `user_errors`: common mistakes on the command line
 //! - `agent_loss`: sessions that lose their agent or their target
+//! - `cluster`: the clusters of a hub
 //! - `containers`: podman containers as targets
 //! - `build_tools`: programs outside of the session, in a directory of the target
 //! - `monitor`: sessions that are monitored, recorded and ended by another process
@@ -23,6 +24,7 @@
 
 mod agent_loss;
 mod build_tools;
+mod cluster;
 mod containers;
 mod environment;
 mod exit;

@@ -198,23 +198,7 @@ async fn a_session_reaches_every_pod_and_survives_a_replica(
 
 /// The sum over all replicas is positive although no connection has ended.
 fn bytes_are_counted_while_connections_are_open(operator: &Operator) -> Result<()> {
-    let namespace = &operator.namespace;
-    let replicas = "--selector=app.kubernetes.io/component=operator";
-    let replicas = namespace.kubectl(&["get", "pods", replicas, "--output=name"])?;
-    let mut counts = Vec::new();
-    for replica in replicas
-        .lines()
-        .filter_map(|line| line.strip_prefix("pod/"))
-    {
-        let path = format!(
-            "/api/v1/namespaces/{}/pods/{replica}:8080/proxy/metrics",
-            namespace.name
-        );
-        let metrics = namespace.kubectl(&["get", "--raw", &path])?;
-        let lines = metrics.lines().map(str::to_owned);
-        counts
-            .extend(lines.filter(|line| line.starts_with("standin_operator_relayed_bytes_total{")));
-    }
+    let counts = operator.metrics("standin_operator_relayed_bytes_total")?;
     let has_some = |direction: &str| {
         let mut counts = counts.iter().filter(|line| line.contains(direction));
         counts.any(|line| !line.ends_with(" 0"))
@@ -224,7 +208,10 @@ fn bytes_are_counted_while_connections_are_open(operator: &Operator) -> Result<(
 }
 
 /// Waits for this number of ready agents, and returns their endpoint numbers, sorted.
-async fn ready_endpoints(connection: &OperatorConnection, count: usize) -> Result<Vec<u32>> {
+pub(crate) async fn ready_endpoints(
+    connection: &OperatorConnection,
+    count: usize,
+) -> Result<Vec<u32>> {
     until(&format!("{count} agents"), async || {
         let endpoints = connection.endpoints.borrow().endpoints.clone();
         let mut ready: Vec<u32> = endpoints
@@ -239,7 +226,7 @@ async fn ready_endpoints(connection: &OperatorConnection, count: usize) -> Resul
 }
 
 /// Connects a link to an agent, end to end: TLS with the client's certificate, and the link's handshake.
-async fn connect_link(
+pub(crate) async fn connect_link(
     connection: &OperatorConnection,
     endpoint: u32,
     identity: &Identity,
@@ -342,6 +329,27 @@ impl Operator {
             .collect();
         ensure!(left.is_empty(), "left behind: {left:?}");
         Ok(())
+    }
+
+    /// The lines of a metric, from all replicas.
+    pub(crate) fn metrics(&self, name: &str) -> Result<Vec<String>> {
+        let namespace = &self.namespace;
+        let replicas = "--selector=app.kubernetes.io/component=operator";
+        let replicas = namespace.kubectl(&["get", "pods", replicas, "--output=name"])?;
+        let replicas = replicas
+            .lines()
+            .filter_map(|line| line.strip_prefix("pod/"));
+        let mut lines = Vec::new();
+        for replica in replicas {
+            let path = format!(
+                "/api/v1/namespaces/{}/pods/{replica}:8080/proxy/metrics",
+                namespace.name
+            );
+            let metrics = namespace.kubectl(&["get", "--raw", &path])?;
+            let found = metrics.lines().filter(|line| line.starts_with(name));
+            lines.extend(found.map(str::to_owned));
+        }
+        Ok(lines)
     }
 
     /// The response to an account of the shop that connects with the right protocol but without a session id.

@@ -8,6 +8,8 @@ pub(crate) mod policies;
 mod resuming;
 pub(crate) mod secrets;
 pub(crate) mod serving;
+mod shared_service;
+mod unconfirmed;
 
 use std::fs;
 use std::path::PathBuf;

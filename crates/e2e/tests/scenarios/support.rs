@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use anyhow::{Context as _, Result, anyhow};
 use e2e::machine::{ProgramOutput, Programs};
 use e2e::{Scenario, TestNamespace, environment, until};
+use lab::image::Image;
 use lab::standind::{self, Profile};
 use lab::{Lab, Paths, Progress};
 use nix::sys::signal::{self, Signal};
@@ -193,16 +194,33 @@ pub(crate) fn load_agent_image(scenario: &Scenario<'_>) -> Result<()> {
 /// The archive with the image of agents and operators.
 pub(crate) fn agent_image() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    built_once(&BUILT, |program| {
+        standind::image(standind::REFERENCE, program)
+    })
+}
+
+/// The archive with the image of hubs and tunnel agents.
+pub(crate) fn hub_image() -> Result<PathBuf> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    built_once(&BUILT, |program| {
+        standind::hub_image(standind::HUB_REFERENCE, program)
+    })
+}
+
+/// Makes an image from the programs beside `standind`.
+fn built_once(
+    built: &OnceLock<Result<PathBuf, String>>,
+    image: impl FnOnce(&Path) -> Image,
+) -> Result<PathBuf> {
     let build = || -> Result<PathBuf> {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../image");
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let progress = Progress::to_stderr();
         let program = standind::build(&repository, &target, Profile::Dev, &progress)?;
-        let image = standind::image(standind::REFERENCE, &program);
-        let archive = image.write_cached(&Paths::from_environment().images())?;
+        let archive = image(&program).write_cached(&Paths::from_environment().images())?;
         Ok(archive.path().to_owned())
     };
-    BUILT
+    built
         .get_or_init(|| build().map_err(|error| format!("{error:#}")))
         .clone()
         .map_err(|error| anyhow!(error))

@@ -16,6 +16,8 @@ fn limits(replay_capacity: u32, receive_window: u32) -> Limits {
     Limits {
         replay_capacity,
         receive_window,
+        max_unsent: u32::MAX,
+        max_ack_step: u32::MAX,
         ping_interval: Duration::from_secs(5),
         keep_alive_timeout: Duration::from_secs(15),
         close_timeout: Duration::from_secs(5),

@@ -28,6 +28,8 @@ pub(super) fn settings(buffers: Buffers) -> Settings {
 pub(super) const SMALL: Buffers = Buffers {
     replay_capacity: 4000,
     receive_window: 3000,
+    max_unsent: u32::MAX,
+    max_ack_step: u32::MAX,
 };
 
 /// Clones share the network.

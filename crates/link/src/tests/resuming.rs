@@ -75,7 +75,7 @@ proptest! {
         budgets in prop::collection::vec(1_u64..20_000, 0..20),
     ) {
         let shrink = if depth.min(receive_window as usize).min(replay_capacity as usize) < 100 { 100 } else { 1 };
-        let buffers = Buffers { replay_capacity, receive_window };
+        let buffers = Buffers { replay_capacity, receive_window, ..Buffers::default() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.unwrap().block_on(check(buffers, depth, lengths.map(|length| length / shrink), budgets));
     }

@@ -10,10 +10,7 @@ use std::time::Duration;
 use api::MirrordClusterSession;
 use api::connect::{AgentEndpoint, AgentEndpoints, SESSION_ENDED};
 use api::session::SessionPod;
-use bytes::Bytes;
 use jiff::Timestamp;
-use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams};
 use link::channels::{Channel, Channels, Event};
 use link::websocket::WebSocketStream;
 use serde_json::json;
@@ -23,7 +20,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep, timeout};
 use tokio_util::io::{InspectReader, InspectWriter};
 
+use super::client_connection::ClientConnection;
 use super::ports::PortTracker;
+use super::resume::ClientSession as _;
 use crate::Shared;
 use crate::authorize::revocation::Authorization;
 use crate::metrics::{DirectionLabels, Metrics};
@@ -54,9 +53,8 @@ pub(super) async fn relay<S>(
     let relay = Relay {
         shared: Arc::clone(shared),
         ports: PortTracker::new(shared, &name),
-        name,
         authorization,
-        channels,
+        client: ClientConnection::new(&shared.client, name, channels),
     };
     let _connection = shared.metrics.connection_guard();
     relay.heartbeat(true).await;
@@ -68,7 +66,7 @@ pub(super) async fn relay<S>(
         () = relay.ports.run() => Ok(()),
     };
     if let Err(error) = ended {
-        tracing::debug!(session = relay.name, %error, "client connection lost");
+        tracing::debug!(session = relay.client.name, %error, "client connection lost");
     }
     relay.ports.flush().await;
     relay.heartbeat(false).await;
@@ -76,9 +74,8 @@ pub(super) async fn relay<S>(
 
 struct Relay {
     shared: Arc<Shared>,
-    name: String,
     authorization: Authorization,
-    channels: Channels,
+    client: ClientConnection<MirrordClusterSession>,
     ports: Arc<PortTracker>,
 }
 
@@ -99,83 +96,47 @@ impl Relay {
             tokio::select! {
                 event = events.recv() => match event {
                     Some(Event::Opened { endpoint, channel }) => self.open(endpoint, channel),
-                    Some(Event::Finished) => return self.finish().await,
+                    Some(Event::Finished) => {
+                        self.ports.close().await;
+                        return self.client.finish().await;
+                    }
                     Some(Event::Message(_)) => {}
                     Some(Event::Closed(_)) | None => return,
                 },
                 changed = changes.changed() => {
-                    let Some(session) = self.session().filter(|_| changed.is_ok()) else {
-                        return self.end(sent, self.closed_message());
+                    let stored = self.stored();
+                    let running = stored.as_deref().filter(|session| changed.is_ok() && !session.has_ended());
+                    let Some(session) = running else {
+                        return self.client.end(sent, stored.as_deref());
                     };
-                    let endpoints = AgentEndpoints { draining: is_draining, ..endpoints(&session) };
+                    let endpoints = AgentEndpoints { draining: is_draining, ..endpoints(session) };
                     if sent.as_ref() != Some(&endpoints) {
-                        self.send(&endpoints);
+                        self.client.send(&endpoints);
                         sent = Some(endpoints);
                     }
                 }
                 _ = heartbeats.tick() => self.heartbeat(false).await,
-                message = &mut revoked => {
-                    tracing::info!(session = self.name, "right removed, ending session");
-                    self.record_denial(&message).await;
-                    return self.end(sent, Some(message));
-                }
+                message = &mut revoked => return self.client.end_denied(sent, message).await,
                 () = self.shared.draining.cancelled(), if !is_draining => {
                     is_draining = true;
                     if let Some(session) = self.session() {
-                        self.send(&AgentEndpoints { draining: true, ..endpoints(&session) });
+                        self.client.send(&AgentEndpoints { draining: true, ..endpoints(&session) });
                     }
                 }
                 () = &mut handover_deadline => {
-                    return self.channels.end("this replica is shutting down; reconnect");
+                    return self.client.close("this replica is shutting down; reconnect");
                 }
             }
         }
     }
 
+    fn stored(&self) -> Option<Arc<MirrordClusterSession>> {
+        self.shared.sessions.get(&self.client.name)
+    }
+
     /// The session's object, or `None` when the session has ended.
     fn session(&self) -> Option<Arc<MirrordClusterSession>> {
-        let session = self.shared.sessions.get(&self.name)?;
-        let has_ended = session.metadata.deletion_timestamp.is_some()
-            || session
-                .status
-                .as_ref()
-                .is_some_and(|status| status.closed.is_some());
-        (!has_ended).then_some(session)
-    }
-
-    /// The reason that the session's object has for its end.
-    fn closed_message(&self) -> Option<String> {
-        let session = self.shared.sessions.get(&self.name)?;
-        let closed = session.status.as_ref()?.closed.as_ref()?;
-        Some(closed.message.clone())
-    }
-
-    /// Closes the connection because the session has ended. The client gets the reason, and does not reconnect.
-    fn end(&self, sent: Option<AgentEndpoints>, reason: Option<String>) {
-        self.send(&AgentEndpoints {
-            ended: reason,
-            ..sent.unwrap_or_default()
-        });
-        self.channels.end(SESSION_ENDED);
-    }
-
-    /// Records that the user has lost the right. The controller then ends the session. Only the relay writes this field.
-    async fn record_denial(&self, message: &str) {
-        let sessions: Api<MirrordClusterSession> = Api::all(self.shared.client.clone());
-        let patch = json!({"status": {"denied": message}});
-        let patched = sessions
-            .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(&patch))
-            .await;
-        if let Err(error) = patched {
-            // A reconnect is refused anyway, and the session expires without one.
-            tracing::warn!(session = self.name, %error, "denial was not recorded");
-        }
-    }
-
-    fn send(&self, endpoints: &AgentEndpoints) {
-        if let Ok(text) = serde_json::to_vec(endpoints) {
-            self.channels.send_message(Bytes::from(text));
-        }
+        self.stored().filter(|session| !session.has_ended())
     }
 
     /// Connects a channel to the agent of an endpoint.
@@ -187,43 +148,26 @@ impl Relay {
             Ok(address) => address,
             Err(reason) => return channel.refuse(&reason),
         };
-        let (shared, agent) = (Arc::clone(&self.shared), (self.name.clone(), endpoint));
+        let (shared, agent) = (
+            Arc::clone(&self.shared),
+            (self.client.name.clone(), endpoint),
+        );
         tokio::spawn(async move {
             let (metrics, stopped) = (&shared.metrics, &shared.stopped_agents);
             relay_to_agent(metrics, stopped, &agent, address, channel).await;
         });
     }
 
-    /// The client has ended its session: its object is deleted without waiting for a reconnect.
-    async fn finish(&self) {
-        self.ports.close().await;
-        let sessions: Api<MirrordClusterSession> = Api::all(self.shared.client.clone());
-        if let Err(error) = sessions.delete(&self.name, &DeleteParams::default()).await {
-            tracing::debug!(session = self.name, %error, "session deletion failed");
-        }
-        self.channels.end(SESSION_ENDED);
-    }
-
-    /// Records in the object that the client is connected. Only the relay writes these fields.
     async fn heartbeat(&self, is_first: bool) {
         let now = Timestamp::now().to_string();
-        let mut status = json!({"lastSeenTimestamp": now});
-        let session = self.shared.sessions.get(&self.name);
-        let was_connected = session
-            .as_ref()
-            .and_then(|session| session.status.as_ref())
-            .is_some_and(|status| status.connected_timestamp.is_some());
+        let mut fields = json!({"lastSeenTimestamp": now});
+        let session = self.stored();
+        let status = session.as_ref().and_then(|session| session.status.as_ref());
+        let was_connected = status.is_some_and(|status| status.connected_timestamp.is_some());
         if is_first && !was_connected {
-            status["connectedTimestamp"] = json!(now);
+            fields["connectedTimestamp"] = json!(now);
         }
-        let sessions: Api<MirrordClusterSession> = Api::all(self.shared.client.clone());
-        let patch = json!({"status": status});
-        let patched = sessions
-            .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(&patch))
-            .await;
-        if let Err(error) = patched {
-            tracing::debug!(session = self.name, %error, "heartbeat failed");
-        }
+        self.client.heartbeat(&fields).await;
     }
 }
 

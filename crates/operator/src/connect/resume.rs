@@ -20,6 +20,10 @@ pub(crate) trait ClientSession:
 
     /// Why the session has ended, if it has.
     fn closed(&self) -> Option<&SessionClosed>;
+
+    fn has_ended(&self) -> bool {
+        self.closed().is_some() || self.meta().deletion_timestamp.is_some()
+    }
 }
 
 /// The user, client and target of a session. A client may resume a session only if all of it is the same.

@@ -18,10 +18,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
 use super::observe::{POD_LABEL, SESSION_LABEL, namespace_of_pods, on_node};
-use super::plan::{
-    GrantDigests, Observed, ObservedAgent, Plan, Regrant, Report, STARTUP_TIMEOUT, Start,
-    StartFailure,
-};
+use super::observed::{GrantDigests, Observed, ObservedAgent, StartFailure};
+use super::plan::{Plan, Regrant, Report, STARTUP_TIMEOUT, Start};
 use super::validate::{ValidatedSpec, agent_mode};
 use crate::error::{KubeResultExt as _, Result};
 use crate::nodes::{BoxError, dial_agent};

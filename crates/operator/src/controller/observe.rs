@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 
-use super::plan::{Observed, ObservedAgent, ObservedPod, StartFailure};
+use super::observed::{Observed, ObservedAgent, ObservedPod, StartFailure};
 use super::service_pods;
 use super::validate::{ValidatedSpec, agent_mode};
 use crate::Shared;

@@ -1,108 +1,29 @@
 //! Plans what to do about a session. Pure logic without I/O or clock.
 
+mod agents;
+mod report;
+
 use std::time::Duration;
 
-use api::session::{SessionClosed, SessionPhase, SessionPod};
+use api::session::{SessionClosed, SessionPhase};
 use api::{MirrordClusterSession, MirrordClusterSessionStatus};
-use cluster::{AGENT_PORTS, AgentInstance, AgentInstanceState, Replica};
+use cluster::Replica;
 use jiff::Timestamp;
-use sha2::{Digest as _, Sha256};
 
+use self::agents::{current_agent, next_agent, obstacle, to_regrant};
+pub(crate) use self::report::Report;
+use self::report::{ReportedPod, failed, phase, report_pod};
+use super::observed::{Observed, ObservedAgent, ObservedPod};
 use super::validate::ValidatedSpec;
 use crate::settings::{AgentMode, SessionSettings};
 
 /// How long agents may take to start, before a session that has none fails.
 pub(crate) const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
-/// After this many failed agents for the same container, no further agent is started.
-const MAX_FAILED_AGENTS: usize = 3;
-/// After this many ended agents for the same container, for whatever reason, no further agent is started.
-const MAX_ENDED_AGENTS: usize = 6;
-/// The limit of agents that all sessions together may start in a pod: ephemeral containers are never removed from their
-/// pod, and the size of an object is bounded.
-const MAX_AGENTS_PER_POD: usize = 200;
 /// How long a deleted session waits for its agents to end. They end by themselves when their client does not reconnect.
 const TERMINATION_TIMEOUT: Duration = Duration::from_secs(30);
 /// The requeue delay while something changes without an event.
 const SHORT_REQUEUE: Duration = Duration::from_secs(1);
 const LONG_REQUEUE: Duration = Duration::from_secs(15);
-
-/// The observed state of a session's pods and agents.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Observed {
-    /// Pods that can have an agent, sorted by name.
-    pub(crate) pods: Vec<ObservedPod>,
-    /// Pods that cannot have an agent, with the reason.
-    pub(crate) unfit: Vec<String>,
-    /// Why the session has no target at all.
-    pub(crate) missing: Option<String>,
-}
-
-impl Observed {
-    /// The state of a session without a target.
-    pub(crate) fn missing(reason: String) -> Self {
-        Self {
-            missing: Some(reason),
-            ..Self::default()
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ObservedPod {
-    pub(crate) replica: Replica,
-    /// The session's agents for this pod, the oldest first.
-    pub(crate) agents: Vec<ObservedAgent>,
-    /// A digest of the cached policies. They are read again before the agent's grant is changed.
-    pub(crate) policies: String,
-    /// The grant that the agent received in this reconciliation.
-    pub(crate) new_grant: Option<GrantDigests>,
-    /// Why an agent could not be started in this reconciliation.
-    pub(crate) start_failure: Option<StartFailure>,
-    /// Why the pod is not part of the session, although it belongs to its target.
-    pub(crate) refused: Option<String>,
-    /// Why the agent has not confirmed its new grant in this reconciliation.
-    pub(crate) grant_failure: Option<String>,
-}
-
-/// Digests of an agent's grant and of the policies that it was computed from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct GrantDigests {
-    pub(crate) policies: String,
-    pub(crate) grant: String,
-}
-
-/// An agent of a session, in any agent mode.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ObservedAgent {
-    pub(crate) instance: AgentInstance,
-    /// The address of the pod in which it runs.
-    pub(crate) host: Option<String>,
-    /// The SHA-256 of its certificate, if a trusted node agent reported it.
-    pub(crate) certificate: Option<String>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct StartFailure {
-    pub(crate) reason: String,
-    /// Whether a retry is pointless.
-    pub(crate) is_final: bool,
-}
-
-impl ObservedAgent {
-    fn has_ended(&self) -> bool {
-        matches!(self.instance.state, AgentInstanceState::Ended(_))
-    }
-
-    /// The address at which the operator reaches the agent.
-    pub(crate) fn address(&self) -> Option<String> {
-        let host = self.host.as_ref()?;
-        let port = self.instance.port;
-        Some(match host.contains(':') {
-            true => format!("[{host}]:{port}"),
-            false => format!("{host}:{port}"),
-        })
-    }
-}
 
 /// What to do.
 #[derive(Clone, Debug, PartialEq)]
@@ -134,30 +55,6 @@ pub(crate) struct Regrant {
     pub(crate) agent: ObservedAgent,
     /// The digest of the policies that the agent's current grant was computed from.
     pub(crate) known_policies: Option<String>,
-}
-
-/// The part of the status that the controller writes. The replica that relays the connection writes the rest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Report {
-    pub(crate) phase: SessionPhase,
-    pub(crate) message: Option<String>,
-    pub(crate) pods: Vec<SessionPod>,
-    pub(crate) next_channel: u32,
-    pub(crate) closed: Option<SessionClosed>,
-    pub(crate) failed_timestamp: Option<String>,
-}
-
-impl Report {
-    fn of(status: &MirrordClusterSessionStatus) -> Option<Self> {
-        Some(Self {
-            phase: status.phase?,
-            message: status.message.clone(),
-            pods: status.pods.clone(),
-            next_channel: status.next_channel,
-            closed: status.closed.clone(),
-            failed_timestamp: status.failed_timestamp.clone(),
-        })
-    }
 }
 
 /// Plans the deletion of a session that has ended and was not deleted yet, independent of its target and agents.
@@ -389,213 +286,6 @@ fn plan_active(
                 .filter(|pod| has_failed || pod.refused.is_some()),
         ),
         ..reporting(status, report, requeue_after)
-    }
-}
-
-/// A running agent whose grant is from before a change of policies. The session's object has the digest of its policies.
-fn to_regrant(pod: &ObservedPod, previous: Option<&SessionPod>) -> Option<Regrant> {
-    if pod.new_grant.is_some() {
-        return None;
-    }
-    let agent =
-        current_agent(pod).filter(|agent| agent.instance.state == AgentInstanceState::Running)?;
-    let known_policies = previous.and_then(|previous| previous.policies.clone());
-    (known_policies.as_deref() != Some(&pod.policies)).then(|| Regrant {
-        replica: pod.replica.clone(),
-        agent: agent.clone(),
-        known_policies,
-    })
-}
-
-/// A pod as it is reported, and whether it can never have an agent.
-struct ReportedPod {
-    pod: SessionPod,
-    is_failed: bool,
-}
-
-/// The agent that serves the current container, or is being started for it.
-fn current_agent(pod: &ObservedPod) -> Option<&ObservedAgent> {
-    agents_of_container(pod)
-        .filter(|agent| !agent.has_ended())
-        .last()
-}
-
-/// The agents of the current container. A restarted container is another container, so earlier agents do not count.
-fn agents_of_container(pod: &ObservedPod) -> impl Iterator<Item = &ObservedAgent> {
-    let agents = pod.agents.iter();
-    agents.filter(|agent| agent.instance.container_id == pod.replica.container_id)
-}
-
-/// Why a pod cannot have an agent, if it cannot.
-fn obstacle(pod: &ObservedPod, mode: AgentMode, number_offset: u32) -> Option<StartFailure> {
-    let finally = |reason: String| {
-        Some(StartFailure {
-            reason,
-            is_final: true,
-        })
-    };
-    if let Some(refused) = &pod.refused {
-        return finally(refused.clone());
-    }
-    if let Some(agent) = current_agent(pod) {
-        return match &agent.instance.state {
-            AgentInstanceState::FailingToStart(reason) => finally(reason.clone()),
-            _ => None,
-        };
-    }
-    // Agents of an earlier session with the same name do not count.
-    let before = usize::try_from(number_offset).unwrap_or_default();
-    let is_own = |agent: &&ObservedAgent| agent.instance.number() > before;
-    let ended = || agents_of_container(pod).filter(|agent| agent.has_ended() && is_own(agent));
-    let failures = ended().filter(|agent| agent.instance.has_failed);
-    if failures.count() >= MAX_FAILED_AGENTS || ended().count() >= MAX_ENDED_AGENTS {
-        let last = ended().last().map(|agent| &agent.instance.state);
-        return finally(match last {
-            Some(AgentInstanceState::Ended(reason)) => reason.clone(),
-            _ => "its agents end again and again".to_owned(),
-        });
-    }
-    if mode == AgentMode::Ephemeral && pod.replica.finished_agents >= MAX_AGENTS_PER_POD {
-        return finally(format!(
-            "the pod has had {MAX_AGENTS_PER_POD} ephemeral agent containers, which is the limit. Restart the pod, or use \
-             node agents (`operator.agent.mode: node`)"
-        ));
-    }
-    pod.start_failure.clone()
-}
-
-/// The next agent of a pod. Its name is unique among all agents of the session, also among agents that are not listed any
-/// more: clients distinguish agents by name.
-fn next_agent(pod: &ObservedPod, previous: Option<&SessionPod>, spec: &ValidatedSpec) -> Start {
-    let reported = previous
-        .and_then(|previous| previous.agent.as_deref()?.rsplit('-').next()?.parse().ok())
-        .unwrap_or(0);
-    let observed = pod.agents.last().map_or(0, |agent| agent.instance.number());
-    let before = usize::try_from(spec.number_offset).unwrap_or_default();
-    let digest = Sha256::digest(&pod.replica.uid);
-    let name = format!(
-        "{}{:02x}{:02x}{:02x}{:02x}-{}",
-        spec.agent_prefix(),
-        digest[0],
-        digest[1],
-        digest[2],
-        digest[3],
-        observed.max(reported).max(before) + 1
-    );
-    Start {
-        replica: pod.replica.clone(),
-        port: port_of(&name),
-        name,
-    }
-}
-
-/// A port that another agent in the same pod is unlikely to use. If it is in use, the agent ends and the next one gets
-/// another port.
-fn port_of(name: &str) -> u16 {
-    let digest = Sha256::digest(name);
-    let number = u16::from_be_bytes([digest[0], digest[1]]);
-    // Each agent has a pair of ports: for its client, and for the operator.
-    let pairs = (AGENT_PORTS.end - AGENT_PORTS.start) / 2;
-    AGENT_PORTS.start + number % pairs * 2
-}
-
-fn report_pod(
-    pod: &ObservedPod,
-    previous: Option<&SessionPod>,
-    channel: u32,
-    obstacle: Option<StartFailure>,
-) -> SessionPod {
-    let agent = current_agent(pod);
-    let running = agent.filter(|agent| {
-        pod.refused.is_none() && agent.instance.state == AgentInstanceState::Running
-    });
-    let address = running.and_then(ObservedAgent::address);
-    SessionPod {
-        name: pod.replica.pod.clone(),
-        uid: pod.replica.uid.clone(),
-        container: pod.replica.container.clone(),
-        channel,
-        ready: address.is_some(),
-        address,
-        agent: match agent {
-            Some(agent) => Some(agent.instance.name.clone()),
-            // The previous agent, so that the next one gets another name.
-            None => previous.and_then(|previous| previous.agent.clone()),
-        },
-        certificate: running.and_then(|agent| agent.certificate.clone()),
-        policies: match &pod.new_grant {
-            Some(new_grant) => Some(new_grant.policies.clone()),
-            None => previous.and_then(|previous| previous.policies.clone()),
-        },
-        grant: match &pod.new_grant {
-            Some(new_grant) => Some(new_grant.grant.clone()),
-            None => previous.and_then(|previous| previous.grant.clone()),
-        },
-        error: obstacle
-            .map(|obstacle| obstacle.reason)
-            .or_else(|| pod.grant_failure.as_deref().map(unconfirmed)),
-    }
-}
-
-fn unconfirmed(reason: &str) -> String {
-    format!(
-        "its agent has not confirmed the current policies ({reason}); the session's traffic to it stops until it does"
-    )
-}
-
-fn phase(
-    status: &MirrordClusterSessionStatus,
-    observed: &Observed,
-    reported: &[ReportedPod],
-    age: Duration,
-) -> (SessionPhase, Option<String>) {
-    let pods: Vec<&SessionPod> = reported.iter().map(|reported| &reported.pod).collect();
-    if pods.iter().any(|pod| pod.ready) {
-        let pending = pods.iter().filter(|pod| !pod.ready).count();
-        let message =
-            (pending > 0).then(|| format!("{pending} of {} pods have no agent yet", pods.len()));
-        return (SessionPhase::Ready, message);
-    }
-    let reason = pending_reason(observed, &pods);
-    if status.phase == Some(SessionPhase::Ready) {
-        // The session was ready before: the target may get new pods, and the client waits for them.
-        return (
-            SessionPhase::Ready,
-            Some(format!("no pod has an agent now: {reason}")),
-        );
-    }
-    let all_failed = !pods.is_empty() && reported.iter().all(|reported| reported.is_failed);
-    if all_failed || observed.missing.is_some() || age > STARTUP_TIMEOUT {
-        return (SessionPhase::Failed, Some(reason));
-    }
-    (SessionPhase::Pending, Some(reason))
-}
-
-fn pending_reason(observed: &Observed, pods: &[&SessionPod]) -> String {
-    if let Some(missing) = &observed.missing {
-        return missing.clone();
-    }
-    let errors = pods.iter().filter_map(|pod| {
-        pod.error
-            .as_ref()
-            .map(|error| format!("pod {}: {error}", pod.name))
-    });
-    let reasons: Vec<String> = errors.chain(observed.unfit.iter().cloned()).collect();
-    match (reasons.is_empty(), pods.is_empty()) {
-        (false, _) => reasons.join("; "),
-        (true, true) => "the target has no pods; is it scaled to zero?".to_owned(),
-        (true, false) => "agents are being started".to_owned(),
-    }
-}
-
-fn failed(status: &MirrordClusterSessionStatus, reason: String, now: Timestamp) -> Report {
-    Report {
-        phase: SessionPhase::Failed,
-        message: Some(reason),
-        pods: Vec::new(),
-        next_channel: status.next_channel,
-        closed: None,
-        failed_timestamp: Some(now.to_string()),
     }
 }
 

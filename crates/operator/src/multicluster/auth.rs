@@ -10,7 +10,9 @@ pub(crate) mod identity;
 pub(crate) mod mtls;
 pub(crate) mod presign;
 pub(crate) mod token_secrets;
+pub(crate) mod tunnel;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -33,6 +35,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub(crate) enum Credential {
     Token(SecretString),
+    /// A file with a token that changes. It is read again whenever its token is about to expire.
+    TokenFile(PathBuf),
     /// PEM.
     Certificate {
         chain: Vec<u8>,
@@ -72,6 +76,11 @@ pub(crate) enum NoCredential {
     NoRole,
     #[error("cannot get credentials from AWS: {0}")]
     Aws(String),
+    #[error(
+        "there is no token for a hub at {file}, nor the Secret mirrord-cluster-{0}; install the operator's chart with `authType: tunnel` for {0} in its values, or create the Secret with `tls.crt` and `tls.key` or `bearerToken`",
+        file = tunnel::TOKEN_FILE
+    )]
+    NoHubToken(String),
     #[error("the credential cannot be used: {0}")]
     Unusable(String),
 }
@@ -84,6 +93,10 @@ pub(crate) fn client(member: &Member, credential: &Credential) -> Result<Client>
     config.auth_info = match credential {
         Credential::Token(token) => AuthInfo {
             token: Some(token.clone()),
+            ..AuthInfo::default()
+        },
+        Credential::TokenFile(path) => AuthInfo {
+            token_file: Some(path.display().to_string()),
             ..AuthInfo::default()
         },
         Credential::Certificate { chain, key } => AuthInfo {

@@ -50,6 +50,8 @@ pub(crate) enum AuthMethod {
     Eks { region: String },
     /// A client certificate, from a Secret.
     Mtls,
+    /// The member dials out to a hub, which authenticates the operator and speaks to the member's API server for it.
+    Tunnel,
 }
 
 impl Member {
@@ -176,6 +178,7 @@ impl Entry {
         let method = match (self.auth_type.as_deref(), region) {
             (Some("bearerToken"), None) => AuthMethod::BearerToken,
             (Some("mtls"), None) => AuthMethod::Mtls,
+            (Some("tunnel"), None) => AuthMethod::Tunnel,
             (Some("eks"), Some(region)) => AuthMethod::Eks { region },
             (Some("eks"), None) => {
                 return Err(invalid(
@@ -183,27 +186,38 @@ impl Entry {
                     "is missing: `authType: eks` needs it",
                 ));
             }
-            (Some("bearerToken" | "mtls"), Some(_)) => {
+            (Some("bearerToken" | "mtls" | "tunnel"), Some(_)) => {
                 return Err(invalid(&at("region"), "is only for `authType: eks`"));
             }
             (None | Some(""), _) => {
                 return Err(invalid(
                     &at("authType"),
-                    "is missing; it can be bearerToken, eks or mtls",
+                    "is missing; it can be bearerToken, eks, mtls or tunnel",
                 ));
             }
             (Some(other), _) => {
-                let why = format!("is `{other}`; it can be bearerToken, eks or mtls");
+                let why = format!("is `{other}`; it can be bearerToken, eks, mtls or tunnel");
                 return Err(invalid(&at("authType"), why));
             }
         };
         let name_check = match &method {
             AuthMethod::Eks { .. } => check_eks_name(&self.name),
             // The name is also part of the name of a Secret.
-            AuthMethod::BearerToken | AuthMethod::Mtls => check_object_name(&self.name),
+            AuthMethod::BearerToken | AuthMethod::Mtls | AuthMethod::Tunnel => {
+                check_object_name(&self.name)
+            }
         };
         name_check.map_err(|why| invalid(&format!("clusters.{}", self.name), why))?;
         let server = server(self.server.as_deref()).map_err(|why| invalid(&at("server"), why))?;
+        let server = match method {
+            AuthMethod::Tunnel => behind_hub(&server, &self.name),
+            _ => Some(server),
+        };
+        let server = server.ok_or_else(|| {
+            let why =
+                "has a path: for `authType: tunnel` it is the hub's address, https://HOST:PORT";
+            invalid(&at("server"), why)
+        })?;
         let ca_data = self.ca_data.as_deref().filter(|data| !data.is_empty());
         let authorities = ca_data
             .map(authorities)
@@ -318,6 +332,18 @@ fn server(server: Option<&str>) -> Result<Uri, &'static str> {
     let uri: Option<Uri> = server.parse().ok();
     uri.filter(has_host)
         .ok_or("names no host: it is https://HOST or https://HOST:PORT")
+}
+
+/// The address of a member's API server at a hub. It may be given with or without the path.
+fn behind_hub(hub: &Uri, member: &str) -> Option<Uri> {
+    let path = format!("{}{member}", api::hub::path::PROXY);
+    let given = hub.path().trim_end_matches('/');
+    if !given.is_empty() && given != path {
+        return None;
+    }
+    let mut parts = hub.clone().into_parts();
+    parts.path_and_query = path.parse().ok();
+    Uri::from_parts(parts).ok()
 }
 
 /// Whether a URL has a host and, apart from it, only a port and a path.

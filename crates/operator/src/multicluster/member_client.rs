@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 
 use super::auth::bearer::{self, Token};
 use super::auth::eks::EksTokens;
-use super::auth::{self, Credential, NoCredential, mtls, token_secrets};
+use super::auth::{self, Credential, NoCredential, mtls, token_secrets, tunnel};
 use super::bounds;
 use super::clusters::{AuthMethod, Member};
 
@@ -143,7 +143,18 @@ impl MemberClient {
                 None => self.replace_credential(Err(NoCredential::NoRole), |_| {}),
             },
             AuthMethod::BearerToken => self.follow_token(secrets).await,
-            AuthMethod::Mtls => self.follow_certificate(secrets).await,
+            AuthMethod::Mtls => {
+                let missing = || NoCredential::NoSecret(self.member.secret());
+                self.follow_secret(secrets, |secret| {
+                    let (credential, expires) = mtls::choose(secret.ok_or_else(missing)?)?;
+                    Ok((credential, Some(expires)))
+                })
+                .await;
+            }
+            AuthMethod::Tunnel => {
+                let choose = |secret: Option<&Secret>| tunnel::choose(&self.member.name, secret);
+                self.follow_secret(secrets, choose).await;
+            }
         }
     }
 
@@ -156,7 +167,12 @@ impl MemberClient {
         }
     }
 
-    async fn follow_certificate(&self, secrets: Api<Secret>) {
+    /// Uses what the member's Secret has, whenever it changes.
+    async fn follow_secret(
+        &self,
+        secrets: Api<Secret>,
+        choose: impl Fn(Option<&Secret>) -> Result<(Credential, Option<Timestamp>), NoCredential>,
+    ) {
         let mut configured = std::pin::pin!(watch_secret(secrets, &self.member.secret()));
         let mut was_read = false;
         while let Some(secret) = configured.next().await {
@@ -168,13 +184,9 @@ impl MemberClient {
                 }
             };
             was_read = true;
-            let missing = || NoCredential::NoSecret(self.member.secret());
-            match secret
-                .ok_or_else(missing)
-                .and_then(|secret| mtls::choose(&secret))
-            {
+            match choose(secret.as_ref()) {
                 Ok((credential, expires)) => self.replace_credential(Ok(credential), |access| {
-                    access.certificate_expires = Some(expires);
+                    access.certificate_expires = expires;
                 }),
                 Err(error) => self.replace_credential(Err(error), |_| {}),
             }
@@ -286,7 +298,10 @@ impl MemberClient {
             };
             let (outcome, code) = check_health(&client).await;
             let refusal = match &outcome {
-                Ok(_) => check_refusal(&client).await,
+                Ok(operator) => match management_refusal(operator) {
+                    Some(refusal) => Some(Some(refusal)),
+                    None => check_refusal(&client).await,
+                },
                 Err(_) => None,
             };
             let previous = self.health.borrow().check.clone();
@@ -376,6 +391,16 @@ fn is_busy(code: Option<u16>) -> bool {
     code.is_some_and(|code| code == TOO_MANY_REQUESTS || code >= SERVER_ERROR)
 }
 
+/// Why a member has no sessions at all, if it is the management-only Primary of others.
+fn management_refusal(operator: &MirrordOperator) -> Option<String> {
+    let roles = operator.spec.multi_cluster.as_ref();
+    roles.filter(|roles| roles.management_only).map(|_| {
+        "the member only coordinates others and has no sessions itself (`operator.multiCluster.managementOnly` of its chart); \
+         remove it from the clusters"
+            .to_owned()
+    })
+}
+
 /// Why the member refuses sessions of this operator, if it does: an account may read the status of the operator and have no
 /// right to create sessions. The request creates nothing. `None` if that is unknown.
 async fn check_refusal(client: &Client) -> Option<Option<String>> {
@@ -392,7 +417,7 @@ async fn check_refusal(client: &Client) -> Option<Option<String>> {
         Ok(Err(kube::Error::Api(status))) if !is_busy(Some(status.code)) => Some(Some(format!(
             "the member refuses sessions of this operator: {}; its account there needs the ClusterRole \
              mirrord-operator-envoy-remote, and the name or the group that the member's chart expects",
-            status.message
+            bounds::text(&status.message)
         ))),
         _ => None,
     }

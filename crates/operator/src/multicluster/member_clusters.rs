@@ -5,6 +5,7 @@ mod connection;
 pub(crate) mod membership;
 pub(crate) mod relay;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use super::auth::eks::EksTokens;
 use super::auth::identity::WebIdentity;
 use super::auth::{mtls, token_secrets};
 use super::bounds;
-use super::clusters::{AuthMethod, MultiCluster};
+use super::clusters::{AuthMethod, Member, MultiCluster};
 use super::configuration;
 use super::member_client::{MemberAccess, MemberClient, MemberHealth, OutageDetector};
 use crate::background::Background;
@@ -44,6 +45,8 @@ pub(crate) struct MemberClusters {
     membership: watch::Sender<Arc<Membership>>,
     /// Why the last change of the configuration is not in effect.
     configuration_error: watch::Sender<Option<String>>,
+    /// Members with tokens that are not configured any more, as far as this replica has seen it.
+    removed: watch::Sender<BTreeSet<String>>,
     /// The cache of sessions over several clusters.
     pub(crate) sessions: ParentCache,
     /// The client for this cluster.
@@ -71,6 +74,7 @@ impl MemberClusters {
         Ok(Some(Self {
             membership: watch::Sender::new(Arc::new(Membership::new(clusters))),
             configuration_error: watch::Sender::default(),
+            removed: watch::Sender::default(),
             eks: identity.map(EksTokens::new).map(Arc::new),
             namespace: settings.namespace.clone(),
             secrets: Api::namespaced(client.clone(), &settings.namespace),
@@ -105,6 +109,9 @@ impl MemberClusters {
                 let is_new = self.membership.send_if_modified(|membership| {
                     let is_new = membership.clusters != clusters;
                     if is_new {
+                        self.removed.send_modify(|removed| {
+                            update_removed(removed, &membership.clusters, &clusters);
+                        });
                         *membership = Arc::new(membership.updated(clusters));
                     }
                     is_new
@@ -142,7 +149,7 @@ impl MemberClusters {
                 self.renew_token(&member_client).await;
             }
         });
-        tokio::join!(self.migrate_tokens(), renewing);
+        tokio::join!(self.migrate_tokens(), self.remove_tokens(), renewing);
     }
 
     async fn renew_token(&self, member_client: &MemberClient) {
@@ -181,7 +188,7 @@ impl MemberClusters {
                     None
                 }
                 Err(error) => {
-                    let error = error_chain(&error);
+                    let error = bounds::text(&error_chain(&error));
                     tracing::warn!(cluster = member, error, "token refresh failed");
                     Some(error)
                 }
@@ -214,6 +221,33 @@ impl MemberClusters {
             let error = error_chain(&error);
             tracing::warn!(error, "token migration failed");
             sleep(RETRY_DELAY).await;
+        }
+    }
+
+    /// Removes the tokens of members that are not configured any more. Never returns.
+    async fn remove_tokens(&self) {
+        let mut changes = self.removed.subscribe();
+        loop {
+            let member = match changes.wait_for(|removed| !removed.is_empty()).await {
+                Ok(removed) => removed.first().cloned(),
+                Err(_) => return,
+            };
+            let Some(member) = member else { continue };
+            match token_secrets::remove(&self.secrets, &member).await {
+                Ok(true) => tracing::info!(cluster = member, "token of removed member deleted"),
+                Ok(false) => {}
+                Err(error) => {
+                    let is_forbidden = error.is_forbidden();
+                    let error = error_chain(&error);
+                    tracing::warn!(cluster = member, error, "token deletion failed");
+                    if !is_forbidden {
+                        sleep(RETRY_DELAY).await;
+                        continue;
+                    }
+                }
+            }
+            self.removed
+                .send_if_modified(|removed| removed.remove(&member));
         }
     }
 
@@ -305,6 +339,17 @@ impl MemberClusters {
             })
             .collect()
     }
+}
+
+/// Updates the members with tokens that are not configured any more, after a change of the configuration.
+fn update_removed(removed: &mut BTreeSet<String>, before: &MultiCluster, now: &MultiCluster) {
+    let has_token = |member: &&Member| member.method == AuthMethod::BearerToken;
+    let before = before.members.iter().filter(has_token);
+    removed.extend(before.map(|member| member.name.clone()));
+    removed.retain(|removed| {
+        let mut names = now.members.iter().map(|member| &member.name);
+        names.all(|name| token_secrets::name(name) != token_secrets::name(removed))
+    });
 }
 
 fn connected_cluster(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream;
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Frame;
@@ -68,13 +68,21 @@ pub(crate) fn client(mut respond: impl FnMut(&str) -> StubResponse + Send + 'sta
 pub(crate) fn storing(
     respond: impl Fn(Option<Value>) -> StubResponse + Send + Sync + 'static,
 ) -> Client {
+    server(move |_, _, written| respond(written))
+}
+
+/// A client whose responses depend on the method of the request, its path and query, and its body, if it has one.
+pub(crate) fn server(
+    respond: impl Fn(&Method, &str, Option<Value>) -> StubResponse + Send + Sync + 'static,
+) -> Client {
     let respond = Arc::new(respond);
     let service = tower::service_fn(move |request: Request<Body>| {
         let respond = Arc::clone(&respond);
         async move {
-            let body = request.into_body().collect_bytes().await.unwrap();
+            let (head, body) = request.into_parts();
+            let body = body.collect_bytes().await.unwrap();
             let written = (!body.is_empty()).then(|| serde_json::from_slice(&body).unwrap());
-            Ok::<_, io::Error>(respond(written))
+            Ok::<_, io::Error>(respond(&head.method, &head.uri.to_string(), written))
         }
     });
     Client::new(service, "tools")

@@ -31,7 +31,7 @@ impl fmt::Debug for Trust {
 }
 
 impl Trust {
-    pub(super) fn new(front_proxy: FrontProxy, certificates: &Certificates) -> Result<Self> {
+    pub(crate) fn new(front_proxy: FrontProxy, certificates: &Certificates) -> Result<Self> {
         let (chain, key) = certificates.for_server()?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)

@@ -2,6 +2,7 @@
 //! change of a policy.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,14 +11,15 @@ use anyhow::{Context as _, Result, ensure};
 use lab::Paths;
 use lab::hostile::{HostileConnections, LOADED, POD, listeners_of_pods, listeners_of_sessions};
 use lab::image::recipes;
-use serde_json::Value;
 
+use super::{health, list};
 use crate::bench::kubernetes::operator::NAMESPACE as OPERATOR_NAMESPACE;
 use crate::bench::kubernetes::site::{AccessPath, NAMESPACE, Site, TARGET};
 use crate::bench::kubernetes::start::session;
 use crate::bench::session::percentile;
 use crate::bench::session::programs::{Programs, end, log};
 use crate::bench::{Extent, Row};
+use crate::soak::Cycle;
 
 /// To each listener.
 const CONNECTIONS: usize = 10_000;
@@ -67,8 +69,11 @@ pub(super) fn rows(programs: &Programs, extent: &Extent) -> Result<Vec<Row>> {
 }
 
 /// One cycle of the soak: sessions start, policies change, no container restarts and no probe fails.
-pub(crate) fn soak(_: u32) -> Result<()> {
-    let extent = Extent::default();
+pub(crate) fn soak(cycle: &Cycle<'_>) -> Result<()> {
+    let extent = Extent {
+        programs: cycle.programs.map(Path::to_owned),
+        ..Extent::default()
+    };
     let mut site = site(&Programs::find(&extent)?, &extent)?;
     let load = Load::start(&mut site)?;
     measure(&mut site, SOAK_ROUNDS)?;
@@ -208,16 +213,4 @@ impl Load {
 /// Empty until the pod has started.
 fn log_of_load(site: &Site) -> String {
     site.kubectl(&["logs", POD]).unwrap_or_default()
-}
-
-/// How often the operator's pods have restarted, and the probes that failed.
-fn health(site: &Site) -> Result<Vec<String>> {
-    let pods = list(site, "pods", OPERATOR_NAMESPACE)?;
-    let events = list(site, "events", OPERATOR_NAMESPACE)?;
-    Ok(lab::hostile::health(&pods, &events))
-}
-
-fn list(site: &Site, kind: &str, namespace: &str) -> Result<Value> {
-    let list = site.kubectl(&["get", kind, "--namespace", namespace, "--output=json"])?;
-    Ok(serde_json::from_str(&list)?)
 }

@@ -18,7 +18,9 @@ use lab::wire::{Conditions, Wire};
 use crate::bench::load::{Hop, Load, LoadSite, MATCHED_HEADER, Route, UNMATCHED_HEADER};
 use crate::bench::server::{Mode, ServerBehavior, Session};
 use crate::bench::session::programs::{Program, Programs, Worker, processor_seconds};
-use crate::bench::session::site::{Folder, TARGET, in_network, join, network};
+use crate::bench::session::site::{
+    AGENT, Folder, TARGET, agent, exec, in_network, join, network, worker,
+};
 
 /// The application's port that sessions steal, and a second port without a session.
 const APPLICATION: u16 = 8080;
@@ -28,9 +30,6 @@ const RELAY: u16 = 8083;
 /// The port of the target's sink server, and of a relay in front of it.
 pub(super) const SINK: u16 = 7002;
 pub(super) const SINK_RELAY: u16 = 8093;
-
-const AGENT: u16 = 7100;
-const TOKEN: &str = "the token of the bench";
 
 /// The site. What was started in it ends with it, in this order.
 #[derive(Debug)]
@@ -79,10 +78,9 @@ impl Site {
         };
         let (proxy, relay) = (hop("proxy", PROXY, DIRECT)?, hop("relay", RELAY, DIRECT)?);
         let sink_relay = hop("relay", SINK_RELAY, SINK)?;
-        let agent = start_agent(programs, &target_network, &target)?;
-        let mut worker = in_network(&client_network);
-        worker.arg(&programs.workload).arg("worker");
-        let worker = Worker::start(worker)?;
+        let agent = agent(in_network(&target_network), programs, &target, AGENT);
+        let agent = Program::start(agent)?.0;
+        let worker = worker(&client_network, programs)?;
         Ok(Self {
             programs: programs.clone(),
             worker,
@@ -120,13 +118,8 @@ impl Site {
         behavior: ServerBehavior,
         port: u16,
     ) -> Result<Session> {
-        let mut command = in_network(&self.client_network);
-        command
-            .env("STANDIN_AGENT_TOKEN", TOKEN)
-            .arg(&self.programs.standin)
-            .args(["exec", "--agent", &format!("{TARGET}:{AGENT}")]);
         Session::start(
-            command,
+            exec(&self.client_network, &self.programs, AGENT),
             &self.programs,
             &self.folder.0,
             mode,
@@ -165,17 +158,6 @@ impl LoadSite for Site {
         };
         processor_seconds(program.pid())
     }
-}
-
-fn start_agent(programs: &Programs, network: &Program, target: &Program) -> Result<Program> {
-    let mut command = in_network(network);
-    command
-        .env("STANDIN_AGENT_TOKEN", TOKEN)
-        .arg(&programs.standind)
-        .args(["agent", "--end-with-input"])
-        .args(["--process", &target.pid().to_string()])
-        .args(["--listen", &format!("{TARGET}:{AGENT}")]);
-    Ok(Program::start(command)?.0)
 }
 
 impl Route {

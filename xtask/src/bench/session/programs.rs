@@ -178,6 +178,15 @@ impl Worker {
         Program::spawn(command).map(Self)
     }
 
+    /// Waits for the line of a worker that says that it serves.
+    pub(in crate::bench) fn wait_until_ready(&mut self) -> Result<()> {
+        let line = self.0.line()?;
+        match line.trim() {
+            "ready" => Ok(()),
+            _ => bail!("the program did not start; its log is {}", log_path()?.display()),
+        }
+    }
+
     /// Sends a request without reading its response. After this the worker can only be ended.
     pub(in crate::bench) fn send(&mut self, request: &Value) -> Result<()> {
         let input = self.0.child.stdin.as_mut().context("no input")?;
@@ -231,14 +240,28 @@ pub(in crate::bench) fn memory(pid: u32) -> Result<f64> {
     Ok(total)
 }
 
+/// Forgets the peak memory of a process so far.
+pub(in crate::bench) fn reset_peak_memory(pid: u32) -> Result<()> {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5").context("resetting the peak memory")
+}
+
+/// The peak of the resident memory of a process since its reset, in MiB.
+pub(in crate::bench) fn peak_memory(pid: u32) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    kibibytes(&text, "VmHWM:").map(|kibibytes| kibibytes / KIBIBYTE)
+}
+
 fn own_memory(pid: u32) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    kibibytes(&text, "Pss:").map(|kibibytes| kibibytes / KIBIBYTE)
+}
+
+/// The number of a line that begins with this name.
+fn kibibytes(text: &str, name: &str) -> Result<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
     let number = line.and_then(|line| line.split_whitespace().next());
-    let kibibytes: f64 = number
-        .context("the kernel does not report the PSS")?
-        .parse()?;
-    Ok(kibibytes / KIBIBYTE)
+    let number = number.with_context(|| format!("the kernel does not report {name}"))?;
+    Ok(number.parse()?)
 }
 
 /// The kernel's clock ticks per second.

@@ -24,7 +24,8 @@ pub(super) const SMALL_FILES: usize = 4000;
 /// The size of the large file.
 pub(super) const LARGE_FILE: usize = 64 << 20;
 
-const AGENT: u16 = 7100;
+/// The port of an agent.
+pub(in crate::bench) const AGENT: u16 = 7100;
 const TLS_AGENT: u16 = 7101;
 const CUT_AGENT: u16 = 7102;
 const TOKEN: &str = "the token of the bench";
@@ -139,9 +140,7 @@ impl Site {
 
     /// A worker at the client without a session.
     pub(super) fn bare_worker(&self) -> Result<Worker> {
-        let mut command = in_network(&self.client_network);
-        command.arg(&self.programs.workload).arg("worker");
-        Worker::start(command)
+        worker(&self.client_network, &self.programs)
     }
 
     /// A worker at the client, in a session with the target.
@@ -173,11 +172,7 @@ impl Site {
     }
 
     fn session_worker_at(&self, port: u16, certificate: Option<&str>) -> Result<Worker> {
-        let mut command = in_network(&self.client_network);
-        command
-            .env("STANDIN_AGENT_TOKEN", TOKEN)
-            .arg(&self.programs.standin)
-            .args(["exec", "--agent", &format!("{TARGET}:{port}")]);
+        let mut command = exec(&self.client_network, &self.programs, port);
         if let Some(certificate) = certificate {
             command.args(["--agent-certificate", certificate]);
         }
@@ -188,13 +183,8 @@ impl Site {
 
     fn start_agents(&mut self) -> Result<()> {
         for (port, tls) in [(AGENT, false), (TLS_AGENT, true)] {
-            let mut command = in_network(&self.target_network);
-            command
-                .env("STANDIN_AGENT_TOKEN", TOKEN)
-                .arg(&self.programs.standind)
-                .args(["agent", "--end-with-input"])
-                .args(["--process", &self.target.pid().to_string()])
-                .args(["--listen", &format!("{TARGET}:{port}")]);
+            let network = in_network(&self.target_network);
+            let mut command = agent(network, &self.programs, &self.target, port);
             if tls {
                 command.arg("--tls");
             }
@@ -291,6 +281,39 @@ pub(in crate::bench) fn join(client: &Program, target: &Program) -> Result<Wire>
         }
     }
     Ok(wire)
+}
+
+/// A worker in a network.
+pub(in crate::bench) fn worker(network: &Program, programs: &Programs) -> Result<Worker> {
+    let mut command = in_network(network);
+    command.arg(&programs.workload).arg("worker");
+    Worker::start(command)
+}
+
+/// The agent of a target at a port. `inside` runs a program where the agent has to be.
+pub(in crate::bench) fn agent(
+    mut inside: Command,
+    programs: &Programs,
+    target: &Program,
+    port: u16,
+) -> Command {
+    inside
+        .env("STANDIN_AGENT_TOKEN", TOKEN)
+        .arg(&programs.standind)
+        .args(["agent", "--end-with-input"])
+        .args(["--process", &target.pid().to_string()])
+        .args(["--listen", &format!("{TARGET}:{port}")]);
+    inside
+}
+
+/// `standin exec` with the agent at a port. The program to run is missing.
+pub(in crate::bench) fn exec(network: &Program, programs: &Programs, port: u16) -> Command {
+    let mut command = in_network(network);
+    command
+        .env("STANDIN_AGENT_TOKEN", TOKEN)
+        .arg(&programs.standin)
+        .args(["exec", "--agent", &format!("{TARGET}:{port}")]);
+    command
 }
 
 fn start_target(programs: &Programs, network: &Program) -> Result<Program> {

@@ -4,12 +4,14 @@ mod directories;
 mod read_only;
 
 use std::fs;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::os::unix::net::UnixListener;
 
 use bytes::Bytes;
 use protocol::grant::{FilesGrant, Grant};
+use protocol::outgoing::{UnixAddress, UnixConnect, UnixKind};
 use protocol::rpc::{
-    AccessMode, FileRef, LinkRequest, OpenRequest, ResolvePathRequest, StatRequest,
+    AccessMode, FileRef, LinkRequest, ListRequest, OpenRequest, ResolvePathRequest, StatRequest,
     SymbolicLinkRequest,
 };
 
@@ -62,15 +64,26 @@ async fn hidden_files(report: &mut Report) {
         &[
             "/srv/data/dir/",
             "/srv/data/dir/key",
+            "/srv/data/closed/",
             "/run/bound/",
             "/run/file",
         ],
     );
+    // In the target, links of procfs have paths as the agent sees them.
+    symlink("/", target.path("/mnt")).unwrap();
+    let socket = target.path("/srv/data/closed/socket");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
     run_inside(&target, "mount --bind /mnt/etc /mnt/run/bound");
     run_inside(&target, "mount --bind /mnt/etc/greeting /mnt/run/file");
     let grant = Grant {
         files: FilesGrant {
-            hidden: texts(&["^/etc/greeting$", "^/srv/data/dir/key$", "^/srv/data/new$"]),
+            hidden: texts(&[
+                "^/etc/greeting$",
+                "^/srv/data/dir/key$",
+                "^/srv/data/new$",
+                "^/srv/data/closed(/|$)",
+            ]),
             ..FilesGrant::default()
         },
         ..Grant::default()
@@ -86,6 +99,7 @@ async fn hidden_files(report: &mut Report) {
         ("/srv/data/to-link", "to-file"),
         ("/srv/data/to-proc", "/proc/1/root/etc/greeting"),
         ("/srv/data/to-new", "new"),
+        ("/srv/data/to-closed", "closed"),
     ] {
         client
             .files()
@@ -108,7 +122,7 @@ async fn hidden_files(report: &mut Report) {
         "/srv/data/to-link",
         "/srv/data/to-proc",
         "/proc/1/root/etc/greeting",
-        "/proc/self/root/etc/greeting",
+        "/proc/1/cwd/dir/key",
         "/run/bound/greeting",
         "/run/file",
     ] {
@@ -118,6 +132,22 @@ async fn hidden_files(report: &mut Report) {
         let found = client.files().stat(StatRequest { file }).await;
         report.attempt(format!("finding {path}"), found.is_ok());
     }
+    for path in ["/srv/data/closed", "/srv/data/to-closed/"] {
+        let list = ListRequest {
+            file: Some(FileRef::path(path)),
+            ..ListRequest::default()
+        };
+        let listed = client.files().list(list).await;
+        report.attempt(format!("listing {path}"), listed.is_ok());
+    }
+    let socket = UnixConnect {
+        address: UnixAddress::Path(b"/srv/data/to-closed/socket".into()),
+        kind: UnixKind::Stream,
+    };
+    let connected = client
+        .connect_stream(socket.path(), socket.to_headers())
+        .await;
+    report.attempt("connecting to a hidden Unix socket", connected.is_ok());
     let resolved = client
         .files()
         .resolve_path(ResolvePathRequest {

@@ -88,6 +88,16 @@ async fn blocked(target: &Target, report: &mut Report) {
         "connecting to another port",
         can_connect(&client, "10.9.0.1:7100", None).await,
     );
+    // Loopback is allowed here.
+    let (_agent, client) = session(target, &outgoing(&[], &["10.9.0.1"])).await;
+    report.attempt(
+        "connecting to the socket's own address",
+        can_connect(&client, "0.0.0.0:7101", Some("10.9.0.1:0")).await,
+    );
+    report.control(
+        "connecting to loopback",
+        can_connect(&client, "0.0.0.0:7101", None).await,
+    );
 }
 
 async fn allowed_only(target: &Target, report: &mut Report) {

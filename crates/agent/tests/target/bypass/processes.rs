@@ -3,7 +3,7 @@
 use std::fs;
 
 use protocol::grant::Grant;
-use protocol::rpc::{AccessMode, SymbolicLinkRequest};
+use protocol::rpc::{AccessMode, ListEnvRequest, SymbolicLinkRequest};
 
 use super::files::{can_open, path_request};
 use super::{Report, run_inside, session, texts};
@@ -56,6 +56,10 @@ pub(super) async fn run(report: &mut Report) {
         "/proc/1/maps",
         "/proc/1/smaps",
         "/proc/1/smaps_rollup",
+        "/proc/1/numa_maps",
+        "/proc/1/pagemap",
+        "/proc/1/stack",
+        "/proc/1/syscall",
         "/proc/1/task/1/maps",
         "/run/proc/1/environ",
         "/run/proc/1/auxv",
@@ -67,6 +71,14 @@ pub(super) async fn run(report: &mut Report) {
         let opened = can_open(&client, path_request(path, AccessMode::Read)).await;
         report.attempt(format!("opening {path} with hidden variables"), opened);
     }
+    let referring = path_request("/proc/1/environ", AccessMode::None);
+    let referred = can_open(&client, referring).await;
+    report.attempt("referring to an environment", referred);
+    let listed = client.env().list(ListEnvRequest {}).await.unwrap();
+    let variables = listed.into_inner().variables;
+    let is_listed = |name: &str| variables.iter().any(|variable| variable.name == name);
+    report.attempt("listing a hidden variable", is_listed("GREETING"));
+    report.control("listing other variables", !variables.is_empty());
     for path in ["/proc/1/status", "/run/proc/1/cmdline", "/run/one/stat"] {
         let opened = can_open(&client, path_request(path, AccessMode::Read)).await;
         report.control(format!("{path} with hidden variables"), opened);

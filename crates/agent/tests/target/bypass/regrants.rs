@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use protocol::failure::Failure;
 use protocol::files::{READ, ReadRange};
 use protocol::grant::{FilesGrant, Grant, OutgoingGrant};
-use protocol::outgoing::{TCP, TcpConnect};
+use protocol::outgoing::{Datagram, DatagramDecoder, TCP, TcpConnect, UDP, UdpOpen, UdpPeer};
 use protocol::rpc::{AccessMode, FileRef, LinkRequest, SetModeRequest, TruncateRequest};
 use tonic::body::Body;
 
@@ -16,11 +17,16 @@ use super::files::{create_tree, path_request};
 use super::requests::{Stealing, application, header, send, with_header};
 use super::{Report, session, texts};
 use crate::environment::target;
+use crate::outgoing::{LOOPBACK_LOAD, datagram, frame, next_datagram};
+
+/// How long something that must end may take. Without its guard it would never end.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(report: &mut Report) {
     open_files(report).await;
     running_reads(report).await;
     connections(report).await;
+    datagrams(report).await;
     subscriptions(report).await;
 }
 
@@ -33,6 +39,7 @@ async fn open_files(report: &mut Report) {
             "/srv/data/b",
             "/srv/data/kept",
             "/srv/data/moved",
+            "/srv/data/left",
         ],
     );
     let link = target.path("/srv/data/link");
@@ -43,21 +50,21 @@ async fn open_files(report: &mut Report) {
     let by_link = open("/srv/data/link", AccessMode::Read).await;
     let other = open("/srv/data/b", AccessMode::Read).await;
     let moved = open("/srv/data/moved", AccessMode::Read).await;
+    let left = open("/srv/data/left", AccessMode::Read).await;
     let kept_for_reading = open("/srv/data/kept", AccessMode::Read).await;
     let kept_for_writing = open("/srv/data/kept", AccessMode::Write).await;
     let environ = open("/proc/1/environ", AccessMode::Read).await;
     // The link leads to another file now, and the file has another path.
     fs::remove_file(&link).unwrap();
     symlink("b", &link).unwrap();
-    fs::rename(
-        target.path("/srv/data/moved"),
-        target.path("/srv/data/hidden"),
-    )
-    .unwrap();
+    for (from, to) in [("moved", "hidden"), ("left", "other")] {
+        let path = |name: &str| target.path(&format!("/srv/data/{name}"));
+        fs::rename(path(from), path(to)).unwrap();
+    }
     let grant = Grant {
         hidden_variables: texts(&["GREET*"]),
         files: FilesGrant {
-            hidden: texts(&["^/srv/data/(a|hidden)$"]),
+            hidden: texts(&["^/srv/data/(a|hidden|left)$"]),
             read_only: texts(&["^/srv/data/kept$"]),
         },
         ..Grant::default()
@@ -67,6 +74,7 @@ async fn open_files(report: &mut Report) {
         ("by its path", by_path),
         ("by a link that has changed", by_link),
         ("by its former path", moved),
+        ("by a hidden path that it has left", left),
         ("with the environment", environ),
     ] {
         let read = client.read(handle, 0, 10).await;
@@ -172,10 +180,7 @@ async fn connections(report: &mut Report) {
     report.control("an open connection to another address", sent.is_ok());
     for (address, (_to_peer, response)) in open {
         // Without the reset, this would wait for the peer.
-        let ended = tokio::time::timeout(
-            std::time::Duration::from_secs(10),
-            response.into_body().collect(),
-        );
+        let ended = tokio::time::timeout(TIMEOUT, response.into_body().collect());
         let was_reset = match ended.await {
             Ok(Ok(ended)) => ended.trailers().and_then(Failure::from_headers).is_some(),
             Ok(Err(_)) => true,
@@ -183,6 +188,56 @@ async fn connections(report: &mut Report) {
         };
         report.attempt(format!("an open connection to {address}"), !was_reset);
     }
+}
+
+/// The peers send datagrams after the policy. Nothing else is on the path, so what is received first was sent first.
+async fn datagrams(report: &mut Report) {
+    const FORBIDDEN: &str = "10.9.0.1:7302";
+    const ALLOWED: &str = "10.9.0.1:7303";
+    let _load = LOOPBACK_LOAD.read().await;
+    let target = target();
+    let (agent, client) = session(&target, &Grant::default()).await;
+    let (forbidden, allowed) = (target.udp(FORBIDDEN), target.udp(ALLOWED));
+    let mut bodies = Vec::new();
+    let mut sockets = Vec::new();
+    let connected = UdpPeer::Connected(FORBIDDEN.parse().unwrap());
+    for (peer, to) in [(connected, None), (UdpPeer::AnyIpv4, Some(FORBIDDEN))] {
+        let open = UdpOpen { peer, bind: None };
+        let opened = client.connect_stream(UDP, open.to_headers()).await;
+        let (to_peers, response) = opened.unwrap();
+        to_peers.send(frame(to, b"before")).await.unwrap();
+        let (_, socket) = forbidden.recv_from(&mut [0; 16]).await.unwrap();
+        sockets.push((to_peers, socket));
+        bodies.push(response.into_body());
+    }
+    let grant = Grant {
+        outgoing: OutgoingGrant {
+            none_of: texts(&[FORBIDDEN]),
+            ..OutgoingGrant::default()
+        },
+        ..Grant::default()
+    };
+    assert!(agent.regrant(&grant).await.unwrap());
+    for (_, socket) in &sockets {
+        forbidden.send_to(b"after", socket).await.unwrap();
+    }
+    allowed.send_to(b"after", sockets[1].1).await.unwrap();
+    let mut first = async || {
+        let mut decoder = DatagramDecoder::default();
+        next_datagram(&mut bodies.remove(0), &mut decoder).await
+    };
+    let received = first().await;
+    let is_received = matches!(received, Datagram::Payload { .. });
+    report.attempt(
+        "a datagram from the peer of an open UDP socket",
+        is_received,
+    );
+    let received = first().await;
+    let is_received = received != datagram(Some(ALLOWED), b"after");
+    report.attempt(
+        "a datagram to an open UDP socket without a peer",
+        is_received,
+    );
 }
 
 async fn subscriptions(report: &mut Report) {
@@ -199,7 +254,14 @@ async fn subscriptions(report: &mut Report) {
     report.control("a request before the policy", response.contains(SESSION));
     assert!(agent.regrant(&with_header("^x-user: ")).await.unwrap());
     // The subscription ends. The session may have another one, which the policy limits.
-    while let Ok(Some(_)) = stealing.events.message().await {}
+    let ended = tokio::time::timeout(TIMEOUT, async {
+        while let Ok(Some(_)) = stealing.events.message().await {}
+    });
+    let is_open = ended.await.is_err();
+    report.attempt("a subscription from before the policy", is_open);
+    if is_open {
+        stealing.end(&client).await;
+    }
     let response = send(&target, &request("x-team: blue\r\n")).await;
     report.attempt(
         "a filter from before the policy",

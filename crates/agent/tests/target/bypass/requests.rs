@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -37,6 +39,7 @@ pub(super) async fn run(report: &mut Report) {
     wide_filters(&target, report).await;
     similar_requests(&target, report).await;
     filters_that_match_everything(&target, report).await;
+    no_stealing(&target, report).await;
 }
 
 pub(super) fn header(pattern: &str) -> HttpFilter {
@@ -141,7 +144,7 @@ async fn wide_filters(target: &Target, report: &mut Report) {
 
 /// Requests that look as if they had the header.
 async fn similar_requests(target: &Target, report: &mut Report) {
-    let (_agent, client) = session(target, &with_header("^x-user: ada$")).await;
+    let (_agent, client) = session(target, &with_header("^x-user: ?ada$")).await;
     let wide = any_of(vec![header("ada"), path("x-user"), header("^x-")]);
     let stealing = Stealing::start(&client, Some(wide)).await.unwrap();
     let get = |path: &str, lines: &str| {
@@ -176,8 +179,11 @@ async fn similar_requests(target: &Target, report: &mut Report) {
                 .to_owned(),
         ),
     ] {
+        // The session's server refuses some of them too, so it matters whether the session gets the connection.
+        let before = stealing.accepted();
         let response = send(target, &request).await;
-        report.attempt(format!("a request with {name}"), response.contains(SESSION));
+        let has_passed = response.contains(SESSION) || stealing.accepted() > before;
+        report.attempt(format!("a request with {name}"), has_passed);
     }
     for (name, lines) in [
         ("the header", "x-user: ada\r\n"),
@@ -266,10 +272,36 @@ async fn filters_that_match_everything(target: &Target, report: &mut Report) {
     report.attempt("mirroring", mirroring.is_ok());
 }
 
+async fn no_stealing(target: &Target, report: &mut Report) {
+    let incoming = IncomingGrant {
+        no_steal: true,
+        ..IncomingGrant::default()
+    };
+    let grant = Grant {
+        incoming,
+        ..Grant::default()
+    };
+    let (_agent, client) = session(target, &grant).await;
+    for (name, filter) in [
+        ("no filter", None),
+        ("a filter", Some(header("x-user: ada"))),
+    ] {
+        let stealing = Stealing::start(&client, filter).await;
+        report.attempt(
+            format!("stealing with {name}, which is forbidden"),
+            stealing.is_ok(),
+        );
+        if let Ok(stealing) = stealing {
+            stealing.end(&client).await;
+        }
+    }
+}
+
 /// A subscription whose connections the session serves, until it is dropped.
 pub(super) struct Stealing {
     subscription: u64,
     pub(super) events: Streaming<SubscribeEvent>,
+    accepted: Arc<AtomicUsize>,
     _serving: JoinSet<()>,
 }
 
@@ -281,15 +313,23 @@ impl Stealing {
             ..SubscribeRequest::default()
         };
         let (subscription, events) = subscribe(client, request).await?;
+        let accepted = Arc::<AtomicUsize>::default();
         let mut serving = JoinSet::new();
         for _ in 0..2 {
-            serving.spawn(accept_all(client.clone(), subscription));
+            let accepted = Arc::clone(&accepted);
+            serving.spawn(accept_all(client.clone(), subscription, accepted));
         }
         Ok(Self {
             subscription,
             events,
+            accepted,
             _serving: serving,
         })
+    }
+
+    /// The number of connections that the session got.
+    fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
     }
 
     /// Ends the subscription, so that the next one does not conflict with it.
@@ -317,12 +357,13 @@ async fn subscribe(
     }
 }
 
-async fn accept_all(client: Client, subscription: u64) {
+async fn accept_all(client: Client, subscription: u64, accepted: Arc<AtomicUsize>) {
     loop {
         let headers = Accept { subscription }.to_headers();
         let Ok((to_client, response)) = client.connect_stream(ACCEPT, headers).await else {
             return;
         };
+        accepted.fetch_add(1, Ordering::Relaxed);
         tokio::spawn(async move {
             let _ = to_client.send(Bytes::from_static(&[ACCEPTED])).await;
             let (near, far) = tokio::io::duplex(64 * 1024);

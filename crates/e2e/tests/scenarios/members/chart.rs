@@ -102,7 +102,7 @@ const INVALID: &[(&str, Option<&str>, &str)] = &[
     (
         "operator/multiCluster/clusters/east/authType",
         Some("\"password\""),
-        "`operator.multiCluster.clusters.east.authType` is `password`; it can be bearerToken, eks or mtls",
+        "`operator.multiCluster.clusters.east.authType` is `password`; it can be bearerToken, eks, mtls or tunnel",
     ),
     (
         "operator/multiCluster/clusters/east/server",
@@ -143,6 +143,16 @@ const INVALID: &[(&str, Option<&str>, &str)] = &[
         "operator/multiCluster/clusters/east/password",
         Some("\"x\""),
         "password",
+    ),
+    (
+        "operator/multiCluster/clusters/east",
+        Some(r#"{"authType": "tunnel", "server": "https://hub/clusters/west"}"#),
+        "`operator.multiCluster.clusters.east.server` has a path",
+    ),
+    (
+        "operator/multiCluster/clusters/east",
+        Some(r#"{"authType": "tunnel", "server": "https://hub:6443", "region": "x"}"#),
+        "`operator.multiCluster.clusters.east.region` is not for `authType: tunnel`",
     ),
     (
         "operator/multiCluster/clusters/Team_Blue/region",
@@ -304,6 +314,20 @@ pub(super) async fn grants_exactly_the_expected_permissions(
         policy.contains("|| 'envoys' in request.userInfo.groups"),
         "{policy}"
     );
+    // Only an operator with members behind a hub has a token for hubs.
+    let mut behind_hub = primary();
+    let tunnel = r#"{"authType": "tunnel", "server": "https://hub:6443"}"#;
+    set_value(
+        &mut behind_hub,
+        "operator/multiCluster/clusters/west",
+        Some(tunnel),
+    )?;
+    for (values, expected) in [(&primary(), false), (&behind_hub, true)] {
+        let deployment = rendered(values, &["operator-deployment"])?;
+        let deployment = String::from_utf8(deployment.stdout)?;
+        let has_token = deployment.contains("{path: token, audience: standin-hub}");
+        ensure!(has_token == expected, "{deployment}");
+    }
     let standalone = String::from_utf8(rendered(&json!({}), &[])?.stdout)?;
     ensure!(
         !standalone.contains("name: mirrord-operator-envoy"),

@@ -24,7 +24,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::super::support::{SessionProcess, agent_image, standin_in};
-use super::{Operator, SHOP, credential, member_of, wait_until_no_session_is_left};
+use super::operator::{Operator, member_of};
+use super::sessions::wait_until_no_session_is_left;
+use super::{SHOP, credential};
 
 const PROGRAM: &str = include_str!("../../../fixtures/members/stand_in.py");
 const SETTINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/members/standin.yaml");

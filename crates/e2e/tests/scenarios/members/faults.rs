@@ -25,7 +25,9 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::super::support::agent_image;
-use super::{Operator, SHOP, create_certificate, credential, member_of};
+use super::membership::create_certificate;
+use super::operator::{Operator, member_of};
+use super::{SHOP, credential};
 
 /// The resume window of clients that do not request another one, in seconds. It is the shortest that can be set.
 const SHORT_WINDOW: u64 = 15;

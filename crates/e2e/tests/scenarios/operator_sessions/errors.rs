@@ -1,4 +1,5 @@
-//! Errors when there is no operator, when it is down or disabled, and when permissions are missing.
+//! Errors when there is no operator, when it is down or disabled, and when permissions are missing; and what the operator
+//! refuses while sessions run.
 
 use anyhow::{Result, ensure};
 use e2e::machine::ProgramOutput;
@@ -7,6 +8,8 @@ use e2e::{Scenario, TestNamespace, until};
 use super::super::cluster_sessions::{start_checkout, succeed};
 use super::super::operator::Operator;
 use super::super::support::{exec_for, standin_for};
+use super::shared_service::a_service_gives_no_right_to_its_pods;
+use super::unconfirmed::an_agent_that_does_not_confirm_gets_no_traffic;
 use super::{
     Shell, User, run_operator_command, session_for, wait_until_nothing_is_left,
     with_operator_values,
@@ -18,10 +21,13 @@ pub(super) async fn errors_are_reported(scenario: &Scenario<'_>) -> Result<()> {
     without_an_operator(scenario, &shop)?;
     similar_targets_are_suggested(scenario, &shop)?;
     // The session with a target that does not exist is kept for the TTL.
-    let values = "operator.agent.mode=ephemeral,operator.session.ttlSecs=15,operator.session.rightsReviewSecs=1";
+    let values = "operator.agent.mode=ephemeral,operator.session.ttlSecs=15,operator.session.rightsReviewSecs=1,\
+                  operator.session.policyConfirmationSecs=2";
     with_operator_values(scenario, values, async |operator| {
         let user = permissions_are_checked_by_the_operator(scenario, &shop)?;
         a_removed_permission_ends_the_session(scenario, &shop, &user).await?;
+        a_service_gives_no_right_to_its_pods(scenario, &shop).await?;
+        an_agent_that_does_not_confirm_gets_no_traffic(scenario, &shop, operator).await?;
         the_operator_can_be_disabled(scenario, &shop)?;
         wait_until_nothing_is_left(&shop).await?;
         an_operator_that_is_down_is_reported(scenario, &shop, operator).await

@@ -1,8 +1,12 @@
 #![allow(clippy::type_complexity, reason = "a table is read by its columns")]
 
 use api::node::operator_port;
+use api::session::SessionPod;
+use cluster::{AGENT_PORTS, AgentInstance, AgentInstanceState};
 
+use super::agents::{MAX_AGENTS_PER_POD, MAX_ENDED_AGENTS, port_of};
 use super::*;
+use crate::controller::observed::{GrantDigests, StartFailure};
 
 const SETTINGS: SessionSettings = SessionSettings {
     time_to_live: Duration::from_secs(60),

@@ -28,7 +28,7 @@ const RECEIVED: &str = ".received";
 const EXPIRES: &str = ".expires";
 /// The lifetime of the first token, in seconds.
 const LIFETIME: &str = ".lifetime";
-const KEY: &str = "bearerToken";
+pub(super) const KEY: &str = "bearerToken";
 /// The shortest lifetime that Kubernetes grants.
 const MIN_LIFETIME: Duration = Duration::from_secs(600);
 /// How much the clocks of two clusters may differ.

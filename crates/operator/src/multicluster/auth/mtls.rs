@@ -12,7 +12,7 @@ use x509_parser::pem::Pem;
 
 use super::{Credential, NoCredential, value};
 
-const CHAIN: &str = "tls.crt";
+pub(super) const CHAIN: &str = "tls.crt";
 const KEY: &str = "tls.key";
 /// How long before the expiry of a certificate a warning is shown.
 const EXPIRY_WARNING: SignedDuration = SignedDuration::from_hours(7 * 24);

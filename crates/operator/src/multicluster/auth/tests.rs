@@ -600,3 +600,22 @@ fn the_eks_verifier_accepts_only_valid_tokens() {
         assert!(line.starts_with(expected), "{line}\n{expected}");
     }
 }
+
+#[test]
+fn hubs_get_what_the_secret_has_or_the_operators_own_token() {
+    let name = "mirrord-cluster-east";
+    let token = secret(name, &[("bearerToken", " abc\ndef\n")]);
+    match tunnel::choose("east", Some(&token)) {
+        Ok((Credential::Token(token), None)) => assert_eq!(token.expose_secret(), "abcdef"),
+        _ => panic!("it is not the token"),
+    }
+    let neither = secret(name, &[("password", "x")]);
+    let error = tunnel::choose("east", Some(&neither)).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "the Secret mirrord-cluster-east has no `bearerToken`"
+    );
+    // Outside of a pod there is no token of its own.
+    let error = tunnel::choose("east", None).err().unwrap().to_string();
+    assert!(error.contains("create the Secret with"), "{error}");
+}

@@ -1,5 +1,6 @@
 //! The Secrets for renewed tokens, which only the operator writes: one for each member, so that no member can use up the space of
-//! another one's token. The chart creates them empty, and removes them with their members.
+//! another one's token. The chart creates them empty, and removes them with their members. For a member that is not in the chart's
+//! values, the operator creates the Secret, marks it as its own, and removes it when the member is not configured any more.
 //!
 //! An older operator had one Secret for all members. Its tokens are moved once.
 
@@ -8,8 +9,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Api;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::{Api, ResourceExt as _};
 
 use super::bearer::{self, Token};
 use crate::error::{KubeResultExt as _, Result};
@@ -17,6 +18,8 @@ use crate::multicluster::clusters::object_part;
 
 /// The Secret of an older operator for all members.
 pub(crate) const SHARED: &str = "mirrord-operator-cluster-tokens";
+/// Marks the Secrets that the operator has created. Those of the chart have `Helm` there.
+const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "standin-operator");
 const CONFLICT: u16 = 409;
 const NOT_FOUND: u16 = 404;
 
@@ -33,6 +36,30 @@ pub(crate) async fn store(secrets: &Api<Secret>, member: &str, token: &Token) ->
         bearer::insert(secret, member, token)
     })
     .await
+}
+
+/// Removes a member's Secret, if the operator has created it. Returns whether there was one.
+pub(crate) async fn remove(secrets: &Api<Secret>, member: &str) -> Result<bool> {
+    let name = name(member);
+    let found = secrets.get_opt(&name).await;
+    let found = found.action(format!("read the Secret {name}"))?;
+    let (key, value) = MANAGED_BY;
+    let is_own = |secret: &Secret| secret.labels().get(key).map(String::as_str) == Some(value);
+    let Some(secret) = found.filter(is_own) else {
+        return Ok(false);
+    };
+    // Only this object: an administrator may have replaced it.
+    let preconditions = Preconditions {
+        uid: secret.uid(),
+        resource_version: secret.resource_version(),
+    };
+    let parameters = DeleteParams::default().preconditions(preconditions);
+    match secrets.delete(&name, &parameters).await {
+        Err(kube::Error::Api(status)) if status.code == NOT_FOUND => Ok(false),
+        deleted => deleted
+            .map(|_| true)
+            .action(format!("remove the Secret {name}")),
+    }
 }
 
 /// Moves the tokens of these members to their own Secrets, and removes the shared one.
@@ -107,6 +134,11 @@ fn empty(name: &str) -> Secret {
     Secret {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
+            labels: Some(
+                [MANAGED_BY]
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                    .into(),
+            ),
             ..ObjectMeta::default()
         },
         ..Secret::default()
@@ -198,6 +230,44 @@ mod tests {
                 (StatusCode::OK, secret)
             }
         }
+    }
+
+    /// The chart removes its own, and may have been given one of the operator.
+    #[tokio::test]
+    async fn only_secrets_of_the_operator_are_removed() {
+        let labelled = |member: &str, labels: Value| {
+            let mut secret = secret(&name(member), &[(member, "eA==")]);
+            secret["metadata"]["labels"] = labels;
+            secret
+        };
+        let helm = json!({"app.kubernetes.io/managed-by": "Helm"});
+        let (secrets, stored) = server(&[
+            labelled("east", helm),
+            labelled(
+                "north",
+                json!({"app.kubernetes.io/name": "standin-operator"}),
+            ),
+        ]);
+        // Created by the operator, after a conflict.
+        let create = |secret: Secret| secret;
+        update(&secrets, &name("west"), create).await.unwrap();
+        let cases = [
+            ("east", false),
+            ("north", false),
+            ("west", true),
+            ("west", false),
+            ("never", false),
+        ];
+        for (member, expected) in cases {
+            assert_eq!(
+                remove(&secrets, member).await.unwrap(),
+                expected,
+                "{member}"
+            );
+        }
+        let stored = stored.lock();
+        let left: Vec<&str> = stored.keys().map(String::as_str).collect();
+        assert_eq!(left, [name("east"), name("north")]);
     }
 
     #[tokio::test]

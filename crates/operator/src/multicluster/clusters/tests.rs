@@ -95,7 +95,7 @@ fn errors_name_the_invalid_key() {
         ),
         (
             &[("authType: bearerToken, ", "")],
-            "`operator.multiCluster.clusters.staging.authType` is missing; it can be bearerToken, eks or mtls",
+            "`operator.multiCluster.clusters.staging.authType` is missing; it can be bearerToken, eks, mtls or tunnel",
         ),
         (
             &[("authType: bearerToken", "authType: password")],
@@ -141,6 +141,33 @@ fn errors_name_the_invalid_key() {
     for (changes, expected) in cases {
         let message = read(changes).unwrap_err().to_string();
         assert!(message.starts_with(expected), "{message}\n{expected}");
+    }
+}
+
+#[test]
+fn members_behind_a_hub_have_a_path_of_their_own() {
+    let with = |server: &str| {
+        let tunnel = "authType: tunnel, server: '";
+        read(&[(
+            "authType: mtls, server: 'https://on-prem",
+            &format!("{tunnel}{server}"),
+        )])
+    };
+    for server in [
+        "https://hub:6443",
+        "https://hub:6443/",
+        "https://hub:6443/clusters/on-prem",
+    ] {
+        let clusters = with(server).unwrap();
+        let member = clusters.members.iter().find(|it| it.name == "on-prem");
+        let member = member.unwrap();
+        assert_eq!(member.method, AuthMethod::Tunnel);
+        assert_eq!(member.server, "https://hub:6443/clusters/on-prem");
+    }
+    for server in ["https://hub:6443/clusters/other", "https://hub/x"] {
+        let error = with(server).unwrap_err().to_string();
+        let expected = "`operator.multiCluster.clusters.on-prem.server` has a path";
+        assert!(error.starts_with(expected), "{error}");
     }
 }
 

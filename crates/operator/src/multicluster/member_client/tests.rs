@@ -1,3 +1,5 @@
+use api::operator::MultiClusterRoles;
+use api::{MirrordOperatorSpec, MirrordOperatorStatus};
 use serde_json::json;
 
 use super::*;
@@ -180,6 +182,19 @@ async fn a_member_that_would_refuse_sessions_says_so() {
     }
 }
 
+/// The refusal of a member is written into the operator's status.
+#[tokio::test]
+async fn a_long_refusal_is_shortened() {
+    let response = json!({
+        "kind": "Status", "status": "Failure", "code": 403, "reason": "",
+        "message": format!("\u{1b}[2J{}", "x".repeat(20_000)),
+    });
+    let client = stub::client(move |_| stub::json_response(http::StatusCode::FORBIDDEN, &response));
+    let refusal = check_refusal(&client).await.unwrap().unwrap();
+    assert!(refusal.len() < 2000, "{} bytes", refusal.len());
+    assert!(!refusal.contains('\u{1b}'), "{refusal:?}");
+}
+
 /// Without a role, only the members on EKS cannot be used.
 #[tokio::test]
 async fn a_missing_role_is_an_error_of_the_member() {
@@ -196,5 +211,30 @@ async fn a_missing_role_is_an_error_of_the_member() {
             let text = error.unwrap().to_string();
             assert!(text.contains("has no role in AWS") && text.contains("sa.roleArn"), "{text}");
         }
+    }
+}
+
+/// A Primary without targets that another Primary names as its member.
+#[test]
+fn a_management_only_member_has_no_sessions() {
+    let operator = |roles: Option<MultiClusterRoles>| {
+        let spec = MirrordOperatorSpec {
+            multi_cluster: roles,
+            ..MirrordOperatorSpec::default()
+        };
+        MirrordOperator::new(spec, MirrordOperatorStatus::default())
+    };
+    let primary = |management_only| MultiClusterRoles {
+        management_only,
+        ..MultiClusterRoles::default()
+    };
+    let cases = [
+        (None, false),
+        (Some(primary(false)), false),
+        (Some(primary(true)), true),
+    ];
+    for (roles, expected) in cases {
+        let refusal = management_refusal(&operator(roles.clone()));
+        assert_eq!(refusal.is_some(), expected, "{roles:?}: {refusal:?}");
     }
 }

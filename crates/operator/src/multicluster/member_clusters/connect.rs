@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use api::connect::ConnectParameters;
 use api::multicluster::{MultiClusterPhase, PARENT_FINALIZER, parent_name};
-use api::{MirrordMultiClusterSession, MirrordMultiClusterSessionSpec, TargetKind};
+use api::{
+    MirrordClusterSession, MirrordMultiClusterSession, MirrordMultiClusterSessionSpec, TargetKind,
+};
 use http::HeaderMap;
 use kube::ResourceExt as _;
 use tokio::time::timeout;
@@ -29,19 +31,43 @@ impl MemberClusters {
         parameters.multi_cluster != Some(false)
     }
 
-    /// Checks that this cluster may have agents, for a session in it alone.
-    pub(crate) fn check_local(&self) -> Result<(), Refusal> {
-        check_local(&self.membership().clusters)
+    /// Checks that this cluster may have agents: a management-only one has none, also for another Primary.
+    pub(crate) fn check_local(&self, session: LocalSession) -> Result<(), Refusal> {
+        check_local(&self.membership().clusters, session)
     }
 }
 
-fn check_local(clusters: &MultiCluster) -> Result<(), Refusal> {
+/// A session whose agents are in this cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LocalSession {
+    /// It is in this cluster alone.
+    Single,
+    /// It is the part of a session over several clusters.
+    Child,
+}
+
+impl LocalSession {
+    pub(crate) fn of(session: &MirrordClusterSession) -> Self {
+        match session.spec.multi_cluster_parent_name {
+            Some(_) => Self::Child,
+            None => Self::Single,
+        }
+    }
+}
+
+fn check_local(clusters: &MultiCluster, session: LocalSession) -> Result<(), Refusal> {
     if !clusters.is_management_only {
         return Ok(());
     }
+    let next_step = match session {
+        LocalSession::Single => "leave `multi_cluster: false` out",
+        LocalSession::Child => {
+            "remove it from the clusters of the Primary that has created the session"
+        }
+    };
     Err(Refusal::unprocessable(format!(
         "the cluster {} only coordinates others and has no sessions itself (`operator.multiCluster.managementOnly` of its \
-         chart); leave `multi_cluster: false` out",
+         chart); {next_step}",
         clusters.name
     )))
 }

@@ -8,12 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::MirrordMultiClusterSession;
-use api::connect::{AgentEndpoint, AgentEndpoints, ClusterEndpoints, SESSION_ENDED};
-use bytes::Bytes;
+use api::connect::{AgentEndpoint, AgentEndpoints, ClusterEndpoints};
 use futures_util::future::select_all;
 use jiff::Timestamp;
-use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams};
 use link::channels::{Channel, Channels, Event};
 use link::websocket::WebSocketStream;
 use serde_json::json;
@@ -24,7 +21,9 @@ use tokio::time::{interval, timeout};
 use super::connection::{MemberConnection, MemberState};
 use crate::Shared;
 use crate::authorize::revocation::Authorization;
+use crate::connect::client_connection::ClientConnection;
 use crate::connect::relay;
+use crate::connect::resume::ClientSession as _;
 
 /// The default interval at which the parent's object records that the client is connected.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
@@ -44,9 +43,8 @@ pub(crate) async fn relay<S>(
     let (channels, events, driver) = Channels::over(socket);
     let router = MultiClusterRouter {
         shared: Arc::clone(shared),
-        name,
         authorization,
-        channels,
+        client: ClientConnection::new(&shared.client, name, channels),
     };
     let _connection = shared.metrics.connection_guard();
     router.heartbeat().await;
@@ -57,16 +55,15 @@ pub(crate) async fn relay<S>(
         () = router.serve(events) => timeout(CLOSE_TIMEOUT, driver).await.unwrap_or(Ok(())),
     };
     if let Err(error) = ended {
-        tracing::debug!(session = router.name, %error, "client connection lost");
+        tracing::debug!(session = router.client.name, %error, "client connection lost");
     }
     router.heartbeat().await;
 }
 
 struct MultiClusterRouter {
     shared: Arc<Shared>,
-    name: String,
     authorization: Authorization,
-    channels: Channels,
+    client: ClientConnection<MirrordMultiClusterSession>,
 }
 
 impl MultiClusterRouter {
@@ -75,7 +72,7 @@ impl MultiClusterRouter {
             return;
         };
         let Some(parent) = self.parent() else {
-            return self.channels.end(SESSION_ENDED);
+            return self.client.end(None, self.stored().as_deref());
         };
         let connections: Vec<MemberConnection> = parent
             .spec
@@ -104,81 +101,44 @@ impl MultiClusterRouter {
                 ..endpoints(&parent, &connections)
             };
             if sent.as_ref() != Some(&endpoints) {
-                self.send(&endpoints);
+                self.client.send(&endpoints);
                 sent = Some(endpoints);
             }
             let changed = select_all(states.iter_mut().map(|state| Box::pin(state.changed())));
             tokio::select! {
                 event = events.recv() => match event {
                     Some(Event::Opened { endpoint, channel }) => self.open(&connections, endpoint, channel),
-                    Some(Event::Finished) => return self.finish().await,
+                    Some(Event::Finished) => return self.client.finish().await,
                     Some(Event::Message(_)) => {}
                     Some(Event::Closed(_)) | None => return,
                 },
                 _ = changed => {}
                 changed = parent_changes.changed() => {
                     if changed.is_err() || self.parent().is_none() {
-                        return self.end(sent, self.closed_message());
+                        return self.client.end(sent, self.stored().as_deref());
                     }
                 }
                 _ = heartbeats.tick() => self.heartbeat().await,
-                message = &mut revoked => {
-                    tracing::info!(session = self.name, "right removed, ending session");
-                    self.record_denial(&message).await;
-                    return self.end(sent, Some(message));
-                }
+                message = &mut revoked => return self.client.end_denied(sent, message).await,
                 () = self.shared.draining.cancelled(), if !is_draining => is_draining = true,
                 () = &mut handover_deadline => {
-                    return self.channels.end("this replica is shutting down; reconnect");
+                    return self.client.close("this replica is shutting down; reconnect");
                 }
             }
         }
     }
 
+    fn stored(&self) -> Option<Arc<MirrordMultiClusterSession>> {
+        self.shared
+            .members
+            .as_ref()?
+            .sessions
+            .get(&self.client.name)
+    }
+
     /// The parent's object, or `None` when the session has ended.
     fn parent(&self) -> Option<Arc<MirrordMultiClusterSession>> {
-        let parent = self.shared.members.as_ref()?.sessions.get(&self.name)?;
-        let closed = parent
-            .status
-            .as_ref()
-            .and_then(|status| status.closed.as_ref());
-        let has_ended = parent.metadata.deletion_timestamp.is_some() || closed.is_some();
-        (!has_ended).then_some(parent)
-    }
-
-    /// The reason that the parent's object has for the end of the session.
-    fn closed_message(&self) -> Option<String> {
-        let parent = self.shared.members.as_ref()?.sessions.get(&self.name)?;
-        let closed = parent.status.as_ref()?.closed.as_ref()?;
-        Some(closed.message.clone())
-    }
-
-    /// Closes the connection because the session has ended. The client gets the reason, and does not reconnect.
-    fn end(&self, sent: Option<AgentEndpoints>, reason: Option<String>) {
-        self.send(&AgentEndpoints {
-            ended: reason,
-            ..sent.unwrap_or_default()
-        });
-        self.channels.end(SESSION_ENDED);
-    }
-
-    /// Records that the user has lost the right. The controller then ends the session. Only the relay writes this field.
-    async fn record_denial(&self, message: &str) {
-        let parents: Api<MirrordMultiClusterSession> = Api::all(self.shared.client.clone());
-        let patch = json!({"status": {"denied": message}});
-        let patched = parents
-            .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(&patch))
-            .await;
-        if let Err(error) = patched {
-            // A reconnect is refused anyway, and the session expires without one.
-            tracing::warn!(session = self.name, %error, "denial was not recorded");
-        }
-    }
-
-    fn send(&self, endpoints: &AgentEndpoints) {
-        if let Ok(text) = serde_json::to_vec(endpoints) {
-            self.channels.send_message(Bytes::from(text));
-        }
+        self.stored().filter(|parent| !parent.has_ended())
     }
 
     /// Connects a channel of the client to a channel of a member, or to an agent in this cluster.
@@ -217,25 +177,10 @@ impl MultiClusterRouter {
         }
     }
 
-    /// The client has ended its session: the parent is deleted without waiting for a reconnect.
-    async fn finish(&self) {
-        let parents: Api<MirrordMultiClusterSession> = Api::all(self.shared.client.clone());
-        if let Err(error) = parents.delete(&self.name, &DeleteParams::default()).await {
-            tracing::debug!(session = self.name, %error, "session deletion failed");
-        }
-        self.channels.end(SESSION_ENDED);
-    }
-
-    /// Records in the object that the client is connected. Only the relay writes this field.
     async fn heartbeat(&self) {
-        let parents: Api<MirrordMultiClusterSession> = Api::all(self.shared.client.clone());
-        let patch = json!({"status": {"connectedTimestamp": Timestamp::now().to_string()}});
-        let patched = parents
-            .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(&patch))
-            .await;
-        if let Err(error) = patched {
-            tracing::debug!(session = self.name, %error, "heartbeat failed");
-        }
+        let now = Timestamp::now().to_string();
+        let fields = json!({"connectedTimestamp": now});
+        self.client.heartbeat(&fields).await;
     }
 }
 

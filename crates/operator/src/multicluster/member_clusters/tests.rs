@@ -10,9 +10,8 @@ use super::super::member_client::HealthCheck;
 use super::super::stub;
 use super::*;
 use crate::background::Background;
+use crate::fixture;
 use crate::metrics::FailedTasks;
-use crate::multicluster::clusters::Member;
-use crate::settings::SessionSettings;
 
 fn now() -> Timestamp {
     "2026-01-27T09:22:55Z".parse().unwrap()
@@ -154,29 +153,32 @@ fn clusters(members: Vec<Member>) -> MultiCluster {
     }
 }
 
+impl MemberClusters {
+    /// The members of a Primary, without a controller.
+    pub(crate) fn of(client: Client, clusters: MultiCluster) -> Self {
+        let background = Background::new(CancellationToken::new(), FailedTasks::default());
+        Self {
+            settings: PrimarySettings {
+                config_map: "clusters".to_owned(),
+                session: fixture::settings().session,
+                startup_timeout: Duration::from_secs(75),
+            },
+            membership: watch::Sender::new(Arc::new(Membership::new(clusters))),
+            configuration_error: watch::Sender::default(),
+            removed: watch::Sender::default(),
+            sessions: ParentCache::start(client.clone(), &background, "parents"),
+            secrets: Api::namespaced(client.clone(), "tools"),
+            client,
+            eks: None,
+            namespace: "tools".to_owned(),
+        }
+    }
+}
+
 /// A Primary with the member east.
 fn member_clusters(client: Client) -> MemberClusters {
-    let background = Background::new(CancellationToken::new(), FailedTasks::default());
     let east = stub::member(AuthMethod::BearerToken);
-    MemberClusters {
-        settings: PrimarySettings {
-            config_map: "clusters".to_owned(),
-            session: SessionSettings {
-                time_to_live: Duration::from_secs(60),
-                max_resume: Duration::from_secs(900),
-                max_age: None,
-                review_interval: Duration::from_secs(300),
-            },
-            startup_timeout: Duration::from_secs(75),
-        },
-        membership: watch::Sender::new(Arc::new(Membership::new(clusters(vec![east])))),
-        configuration_error: watch::Sender::default(),
-        sessions: ParentCache::start(client.clone(), &background, "parents"),
-        secrets: Api::namespaced(client.clone(), "tools"),
-        client,
-        eks: None,
-        namespace: "tools".to_owned(),
-    }
+    MemberClusters::of(client, clusters(vec![east]))
 }
 
 /// Changes of the configuration take effect at once, and do not disturb other members.
@@ -227,6 +229,71 @@ async fn members_change_while_the_operator_runs() {
     assert_eq!(names(), ["east"]);
     assert_eq!(members.connected_clusters(now()).remove(0).warning, None);
     assert!(members.membership().uses(&client_of_east));
+}
+
+#[test]
+fn tokens_of_members_that_are_not_configured_any_more_are_removed() {
+    let bearer = |name: &str| Member {
+        name: name.to_owned(),
+        ..stub::member(AuthMethod::BearerToken)
+    };
+    let mtls = Member {
+        name: "north".to_owned(),
+        ..stub::member(AuthMethod::Mtls)
+    };
+    // The configured members, and those whose tokens are to be removed.
+    let steps: [(Vec<Member>, &[&str]); 5] = [
+        (vec![bearer("east"), bearer("west"), mtls.clone()], &[]),
+        (vec![bearer("east")], &["west"]),
+        (vec![bearer("west")], &["east"]),
+        (vec![mtls], &["east", "west"]),
+        (vec![bearer("east"), bearer("west")], &[]),
+    ];
+    let (mut removed, mut before) = (BTreeSet::new(), clusters(Vec::new()));
+    for (members, expected) in steps {
+        let now = clusters(members);
+        update_removed(&mut removed, &before, &now);
+        let found: Vec<&str> = removed.iter().map(String::as_str).collect();
+        assert_eq!(found, expected, "{now:?}");
+        before = now;
+    }
+}
+
+/// The Secret of a member that was never in the chart's values.
+#[tokio::test]
+async fn the_token_of_a_removed_member_is_deleted() {
+    let (client, writes) = fixture::api_server(|path, _| {
+        let (_, name) = path.split_once("/namespaces/tools/secrets/")?;
+        let name = name.trim_end_matches('?');
+        let is_of_chart = name.ends_with("-east");
+        Some(json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": name, "uid": name, "resourceVersion": "7", "labels": {
+                "app.kubernetes.io/managed-by": if is_of_chart { "Helm" } else { "standin-operator" },
+            }},
+        }))
+    });
+    let member = |name: &str| Member {
+        name: name.to_owned(),
+        ..stub::member(AuthMethod::BearerToken)
+    };
+    let both = clusters(vec![member("east"), member("west")]);
+    let members = MemberClusters::of(client, both);
+    members.configure(Err("the ConfigMap clusters is invalid".to_owned()));
+    assert!(members.removed.borrow().is_empty(), "nothing has changed");
+    members.configure(Ok(clusters(vec![member("north")])));
+    let mut removed = members.removed.subscribe();
+    tokio::select! {
+        () = members.remove_tokens() => panic!("the task has ended"),
+        done = removed.wait_for(BTreeSet::is_empty) => drop(done.unwrap()),
+    }
+    let writes = writes.lock();
+    let [(path, body)] = writes.as_slice() else {
+        panic!("one Secret is deleted: {writes:?}");
+    };
+    let west = "/api/v1/namespaces/tools/secrets/mirrord-operator-cluster-token-west";
+    assert!(path.starts_with(west), "{path}");
+    assert_eq!(body["preconditions"]["resourceVersion"], "7", "{body}");
 }
 
 /// When an administrator deletes a member's Secret, its connections end with that reason. The member is used again when

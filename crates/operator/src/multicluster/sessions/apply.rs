@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::multicluster::{PARENT_FINALIZER, PARENT_LABEL, PARENT_UID_LABEL, child_name};
-use api::session::FINALIZER;
+use api::session::{FINALIZER, SessionOwner};
 use api::{MirrordClusterSession, MirrordClusterSessionSpec, MirrordMultiClusterSession};
 use error_chain::error_chain;
 use futures_util::future::join_all;
@@ -79,7 +79,7 @@ async fn create_with(client: Client, child: &MirrordClusterSession) -> Result<bo
 fn child_of(parent: &MirrordMultiClusterSession, cluster: &str) -> MirrordClusterSession {
     let spec = &parent.spec;
     let child = MirrordClusterSessionSpec {
-        owner: spec.owner.clone(),
+        owner: owner_in(parent, cluster),
         namespace: spec.namespace.clone(),
         target: spec.target.clone(),
         label_target: spec.label_target.clone(),
@@ -102,6 +102,18 @@ fn child_of(parent: &MirrordMultiClusterSession, cluster: &str) -> MirrordCluste
         (PARENT_UID_LABEL.to_owned(), uid),
     ]));
     child
+}
+
+/// The session's user, with only what a Primary asserts in another cluster.
+fn owner_in(parent: &MirrordMultiClusterSession, cluster: &str) -> SessionOwner {
+    let owner = parent.spec.owner.clone();
+    match cluster == parent.spec.primary_cluster {
+        true => owner,
+        false => SessionOwner {
+            k8s_extra: BTreeMap::new(),
+            ..owner
+        },
+    }
 }
 
 /// The generation of the child in the parent's status.

@@ -2,6 +2,8 @@
 //! decide whether that user may have the target. No impersonation is involved: an access review about a user does not need the
 //! permission to impersonate that user.
 
+use std::collections::BTreeMap;
+
 use api::multicluster::PARENT_UID_LABEL;
 use api::session::SessionOwner;
 use api::{MirrordClusterSession, TargetPath};
@@ -50,7 +52,7 @@ pub(crate) fn user_of(shared: &Shared, session: &MirrordClusterSession) -> Optio
     (!owner.k8s_groups.is_empty()).then(|| User {
         name: owner.k8s_username.clone(),
         groups: owner.k8s_groups.clone(),
-        extra: Vec::new(),
+        extra: owner.k8s_extra.clone(),
     })
 }
 
@@ -84,7 +86,8 @@ fn asserted_user(owner: &SessionOwner, settings: &MemberAuthorization) -> Result
     Ok(User {
         name,
         groups: groups.collect(),
-        extra: Vec::new(),
+        // What an authenticator of another cluster says has no meaning here.
+        extra: BTreeMap::new(),
     })
 }
 

@@ -75,6 +75,7 @@ fn review(user: &User) -> SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
             user: Some(user.name.clone()),
             groups: Some(user.groups.clone()),
+            extra: Some(user.extra.clone()),
             resource_attributes: Some(ResourceAttributes {
                 group: Some("mirrord.metalbear.co".to_owned()),
                 resource: Some("mirrordclustersessions".to_owned()),

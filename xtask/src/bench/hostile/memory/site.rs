@@ -9,11 +9,11 @@ use serde_json::json;
 use super::group::Group;
 use crate::bench::server::{Mode, ServerBehavior, Session};
 use crate::bench::session::programs::{Program, Programs, Worker};
-use crate::bench::session::site::{Folder, TARGET, in_network, join, network};
+use crate::bench::session::site::{
+    AGENT, Folder, TARGET, agent, exec, in_network, join, network, worker,
+};
 
 const APPLICATION: u16 = 8080;
-const AGENT: u16 = 7100;
-const TOKEN: &str = "the token of the bench";
 /// The limit of the agent and the application together.
 pub(super) const LIMIT: u64 = 512 << 20;
 
@@ -47,23 +47,11 @@ impl Site {
         application.arg(&programs.workload).arg("stalling");
         application.args(["--listen", &format!("0.0.0.0:{APPLICATION}")]);
         let application = Program::start(application)?.0;
-        let mut agent = inside();
-        agent
-            .env("STANDIN_AGENT_TOKEN", TOKEN)
-            .arg(&programs.standind)
-            .args(["agent", "--end-with-input"])
-            .args(["--process", &target.pid().to_string()])
-            .args(["--listen", &format!("{TARGET}:{AGENT}")]);
-        let agent = Program::start(agent)?.0;
-        let worker = || {
-            let mut worker = in_network(&client_network);
-            worker.arg(&programs.workload).arg("worker");
-            Worker::start(worker)
-        };
+        let agent = Program::start(agent(inside(), programs, &target, AGENT))?.0;
         Ok(Self {
             programs: programs.clone(),
-            hostile: worker()?,
-            well_behaved: worker()?,
+            hostile: worker(&client_network, programs)?,
+            well_behaved: worker(&client_network, programs)?,
             agent,
             _application: application,
             _target: target,
@@ -81,13 +69,8 @@ impl Site {
 
     /// A session that steals requests which none of the clients sends.
     pub(super) fn session(&self) -> Result<Session> {
-        let mut command = in_network(&self.client_network);
-        command
-            .env("STANDIN_AGENT_TOKEN", TOKEN)
-            .arg(&self.programs.standin)
-            .args(["exec", "--agent", &format!("{TARGET}:{AGENT}")]);
         Session::start(
-            command,
+            exec(&self.client_network, &self.programs, AGENT),
             &self.programs,
             &self.folder.0,
             Mode::Steal,

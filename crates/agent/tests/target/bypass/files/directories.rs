@@ -22,19 +22,27 @@ pub(super) async fn run(report: &mut Report) {
             "/srv/data/itself/",
             "/srv/data/source/",
             "/srv/data/source/file",
+            "/srv/data/source/part/",
             "/srv/data/view/",
+            "/srv/data/parent/",
+            "/srv/data/parent/child/",
+            "/srv/data/window/",
         ],
     );
-    run_inside(
-        &target,
-        "mount --bind /mnt/srv/data/source /mnt/srv/data/view",
-    );
+    for (source, point) in [("source", "view"), ("parent/child", "window")] {
+        run_inside(
+            &target,
+            &format!("mount --bind /mnt/srv/data/{source} /mnt/srv/data/{point}"),
+        );
+    }
     let grant = Grant {
         files: FilesGrant {
             read_only: texts(&[
                 "^/srv/data/outer/kept/",
                 "^/srv/data/itself$",
-                "^/srv/data/view/",
+                "^/srv/data/view/part/",
+                "^/srv/data/window/",
+                "^/srv/data/future/",
             ]),
             ..FilesGrant::default()
         },
@@ -51,11 +59,13 @@ pub(super) async fn run(report: &mut Report) {
         exchange: true,
         ..rename(from, to)
     };
-    let link = SymbolicLinkRequest {
-        path: bytes("/srv/data/here"),
-        target: bytes("."),
-    };
-    files.symbolic_link(link).await.unwrap();
+    for (path, target) in [("/srv/data/here", "."), ("/srv/data/to-itself", "itself")] {
+        let link = SymbolicLinkRequest {
+            path: bytes(path),
+            target: bytes(target),
+        };
+        files.symbolic_link(link).await.unwrap();
+    }
     for (name, request) in [
         (
             "renaming the directory of the files",
@@ -82,8 +92,8 @@ pub(super) async fn run(report: &mut Report) {
             exchange("/srv/data/free", "/srv/data/outer"),
         ),
         (
-            "moving a directory there",
-            rename("/srv/data/free/inner", "/srv/data/outer/kept"),
+            "moving a directory to a protected path",
+            rename("/srv/data/free/inner", "/srv/data/future"),
         ),
         (
             "renaming a protected directory",
@@ -96,6 +106,14 @@ pub(super) async fn run(report: &mut Report) {
         (
             "renaming what is mounted elsewhere",
             rename("/srv/data/source", "/srv/data/moved"),
+        ),
+        (
+            "renaming a part of what is mounted elsewhere",
+            rename("/srv/data/source/part", "/srv/data/moved"),
+        ),
+        (
+            "renaming a directory above what is mounted elsewhere",
+            rename("/srv/data/parent", "/srv/data/moved"),
         ),
     ] {
         let renamed = files.rename(request.clone()).await.is_ok();
@@ -114,6 +132,7 @@ pub(super) async fn run(report: &mut Report) {
         "/srv/data/itself/",
         "/srv/data/itself//",
         "/srv/data/itself/.",
+        "/srv/data/to-itself/",
     ] {
         let file = Some(FileRef::path_no_follow(path));
         let changed = files.set_mode(SetModeRequest { file, mode: 0o711 }).await;

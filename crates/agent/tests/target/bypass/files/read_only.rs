@@ -1,7 +1,7 @@
 //! Files that a session may read and must not change.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 
 use protocol::grant::{FilesGrant, Grant};
 use protocol::rpc::{
@@ -21,9 +21,16 @@ pub(super) async fn run(report: &mut Report) {
     let target = target();
     create_tree(
         &target,
-        &["/srv/data/kept/", KEPT, "/srv/data/other", "/run/bound/"],
+        &[
+            "/srv/data/kept/",
+            KEPT,
+            "/srv/data/other",
+            "/run/bound/",
+            "/run/all/",
+        ],
     );
     run_inside(&target, "mount --bind /mnt/srv/data/kept /mnt/run/bound");
+    run_inside(&target, "mount --bind /mnt/srv/data /mnt/run/all");
     let grant = Grant {
         files: FilesGrant {
             read_only: texts(&["^/srv/data/kept/"]),
@@ -45,8 +52,8 @@ pub(super) async fn run(report: &mut Report) {
         files.symbolic_link(link).await.unwrap();
     }
     opening(&target, &client, report).await;
-    entries(&client, report).await;
     attributes(&client, report).await;
+    entries(&target, &client, report).await;
     controls(&target, &client, report).await;
 }
 
@@ -73,6 +80,12 @@ async fn opening(target: &Target, client: &Client, report: &mut Report) {
             ..path_request(path, AccessMode::Write)
         };
         report.attempt(format!("creating {path}"), can_open(client, create).await);
+        if path == "/srv/data/to-new" {
+            // The kernel does not follow a link for this.
+            continue;
+        }
+        // Each attempt can pass whether or not the one before has.
+        let _ = fs::remove_file(target.path("/srv/data/kept/new"));
         let exclusive = OpenRequest {
             create: true,
             exclusive: true,
@@ -85,6 +98,25 @@ async fn opening(target: &Target, client: &Client, report: &mut Report) {
                 && fs::metadata(target.path("/srv/data/kept/new")).is_ok(),
         );
     }
+    for (name, request) in [
+        (
+            "emptying a file that is opened for reading",
+            OpenRequest {
+                truncate: true,
+                ..path_request(KEPT, AccessMode::Read)
+            },
+        ),
+        (
+            "creating a file that is opened for reading",
+            OpenRequest {
+                create: true,
+                mode: 0o600,
+                ..path_request("/srv/data/kept/read", AccessMode::Read)
+            },
+        ),
+    ] {
+        report.attempt(name, can_open(client, request).await);
+    }
     for path in [KEPT, "/srv/data/to-file", "/run/bound/file"] {
         let truncate = TruncateRequest {
             file: Some(FileRef::path(path)),
@@ -95,9 +127,15 @@ async fn opening(target: &Target, client: &Client, report: &mut Report) {
     }
 }
 
-async fn entries(client: &Client, report: &mut Report) {
+async fn entries(target: &Target, client: &Client, report: &mut Report) {
     let mut files = client.files();
-    for directory in ["/srv/data/to-kept", "/run/bound"] {
+    // The kernel renames only within a mount.
+    for (directory, outside) in [
+        ("/srv/data/to-kept", "/srv/data"),
+        ("/run/all/kept", "/run/all"),
+    ] {
+        let restore = || create_tree(target, &[KEPT, "/srv/data/other"]);
+        let outside = |name: &str| bytes(&format!("{outside}/{name}"));
         let path = |name: &str| bytes(&format!("{directory}/{name}"));
         let made = files
             .make_directory(MakeDirectoryRequest {
@@ -122,7 +160,7 @@ async fn entries(client: &Client, report: &mut Report) {
         let linked = files.symbolic_link(link).await;
         report.attempt(format!("a symbolic link in {directory}"), linked.is_ok());
         let over = RenameRequest {
-            from: bytes("/srv/data/other"),
+            from: outside("other"),
             to: path("file"),
             ..RenameRequest::default()
         };
@@ -130,15 +168,17 @@ async fn entries(client: &Client, report: &mut Report) {
             format!("renaming over a file in {directory}"),
             files.rename(over).await.is_ok(),
         );
+        restore();
         let out = RenameRequest {
             from: path("file"),
-            to: bytes("/srv/data/taken"),
+            to: outside("taken"),
             ..RenameRequest::default()
         };
         report.attempt(
             format!("renaming a file in {directory}"),
             files.rename(out).await.is_ok(),
         );
+        restore();
         let removed = files.unlink(UnlinkRequest { path: path("file") }).await;
         report.attempt(format!("unlinking in {directory}"), removed.is_ok());
     }
@@ -156,12 +196,25 @@ async fn attributes(client: &Client, report: &mut Report) {
         .await
         .unwrap()
         .handle;
-    for (name, file) in [
-        ("a path", FileRef::path(KEPT)),
-        ("a symbolic link", FileRef::path("/srv/data/to-file")),
-        ("another mount", FileRef::path("/run/bound/file")),
-        ("a handle", FileRef::handle(reading)),
-        ("a handle without access", FileRef::handle(referring)),
+    // The kernel links only within a mount.
+    for (name, file, second) in [
+        ("a path", FileRef::path(KEPT), "/srv/data/1"),
+        (
+            "a symbolic link",
+            FileRef::path("/srv/data/to-file"),
+            "/srv/data/2",
+        ),
+        (
+            "another mount",
+            FileRef::path("/run/all/kept/file"),
+            "/run/all/3",
+        ),
+        ("a handle", FileRef::handle(reading), "/srv/data/4"),
+        (
+            "a handle without access",
+            FileRef::handle(referring),
+            "/srv/data/5",
+        ),
     ] {
         let file = || Some(file.clone());
         let mode = SetModeRequest {
@@ -189,7 +242,7 @@ async fn attributes(client: &Client, report: &mut Report) {
         changes.push(("attribute", files.set_attribute(attribute).await.is_ok()));
         let link = LinkRequest {
             from: file(),
-            to: bytes("/srv/data/linked"),
+            to: bytes(second),
         };
         changes.push(("hard link", files.link(link).await.is_ok()));
         for (change, has_passed) in changes {
@@ -200,12 +253,11 @@ async fn attributes(client: &Client, report: &mut Report) {
 
 async fn controls(target: &Target, client: &Client, report: &mut Report) {
     let mut files = client.files();
-    let metadata = fs::metadata(target.path(KEPT)).unwrap();
+    let metadata = fs::metadata(target.path(KEPT));
     report.control(
         "the file is as it was",
-        fs::read_to_string(target.path(KEPT)).unwrap() == CONTENT
-            && metadata.nlink() == 1
-            && metadata.permissions().mode() & 0o777 != 0o777,
+        fs::read_to_string(target.path(KEPT)).is_ok_and(|text| text == CONTENT)
+            && metadata.is_ok_and(|kept| kept.nlink() == 1 && kept.mode() & 0o777 != 0o777),
     );
     report.control(
         "reading it",

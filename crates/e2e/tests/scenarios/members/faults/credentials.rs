@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::super::credential;
-use super::super::{certificate_secret, create_certificate};
+use super::super::membership::{certificate_secret, create_certificate};
 use super::{Client, LONG_WINDOW, Setup, account_token, is_unreachable, ready_in};
 
 /// The account of the Default is recreated, so that its tokens are invalid. Then its Secret is removed: the hub has no token for

@@ -1,12 +1,15 @@
-use api::connect::OnConcurrentSteal;
+use api::connect::{CLIENT_CERTIFICATE_HEADER, OnConcurrentSteal, SESSION_ID_HEADER};
 use api::multicluster::{MultiClusterPhase, OnUnreachable};
 use api::session::{SessionClosed, SessionId};
 use api::{MirrordMultiClusterSessionStatus, SessionData, TargetPath};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use link::tls::Fingerprint;
+use serde_json::json;
 
 use super::*;
 use crate::connect::resume::check_resume;
+use crate::fixture::{self, api_server};
+use crate::settings::Settings;
 
 fn clusters() -> MultiCluster {
     MultiCluster {
@@ -33,7 +36,7 @@ fn parent_of(
     let user = User {
         name: name.to_owned(),
         groups: vec!["developers".to_owned()],
-        extra: Vec::new(),
+        extra: [("team".to_owned(), vec!["shop".to_owned()])].into(),
     };
     let connect_request = ConnectRequest {
         namespace: "shop".to_owned(),
@@ -72,6 +75,7 @@ fn a_parent_has_the_clusters_of_the_session() {
     // The Primary asserts these to its members.
     assert_eq!(parent.spec.owner.k8s_username, "anna");
     assert_eq!(parent.spec.owner.k8s_groups, ["developers"]);
+    assert_eq!(parent.spec.owner.k8s_extra["team"], ["shop"]);
     assert_eq!(parent.spec.target_alias, "deployment.web");
     assert_eq!(parent.spec.data, data());
     assert_eq!(
@@ -88,15 +92,79 @@ fn a_parent_has_the_clusters_of_the_session() {
 
 #[test]
 fn a_management_only_primary_has_no_sessions_of_its_own() {
-    assert!(check_local(&clusters()).is_ok());
     let management_only = MultiCluster {
         is_management_only: true,
         ..clusters()
     };
-    let refusal = check_local(&management_only).unwrap_err();
-    assert_eq!(refusal.code.as_u16(), 422);
-    let expected = "the cluster hub only coordinates others";
-    assert!(refusal.message.starts_with(expected), "{}", refusal.message);
+    let cases = [
+        (LocalSession::Single, "leave `multi_cluster: false` out"),
+        (
+            LocalSession::Child,
+            "remove it from the clusters of the Primary",
+        ),
+    ];
+    for (session, next_step) in cases {
+        assert!(check_local(&clusters(), session).is_ok());
+        let Refusal { code, message, .. } = check_local(&management_only, session).unwrap_err();
+        assert_eq!(code.as_u16(), 422);
+        let expected = "the cluster hub only coordinates others";
+        assert!(message.starts_with(expected), "{message}");
+        assert!(message.contains(next_step), "{message}");
+    }
+}
+
+/// `operator.agent.targetless: false` of the Primary holds for sessions over several clusters.
+#[tokio::test(start_paused = true)]
+async fn a_session_without_a_target_is_refused_if_the_primary_does_not_allow_them() {
+    let connect_request = ConnectRequest {
+        namespace: "shop".to_owned(),
+        target: "targetless".parse().unwrap(),
+        parameters: ConnectParameters::default(),
+    };
+    let headers = HeaderMap::from_iter([
+        (SESSION_ID_HEADER.parse().unwrap(), "171".parse().unwrap()),
+        (
+            CLIENT_CERTIFICATE_HEADER.parse().unwrap(),
+            "AAEC".parse().unwrap(),
+        ),
+    ]);
+    let user = User {
+        name: "anna".to_owned(),
+        ..User::default()
+    };
+    for (targetless, code) in [(false, 422), (true, 503)] {
+        let (client, writes) = api_server(|path, _| {
+            let is_review = path.contains("/subjectaccessreviews");
+            is_review.then(|| {
+                json!({
+                    "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+                    "metadata": {}, "spec": {}, "status": {"allowed": true},
+                })
+            })
+        });
+        let settings = Settings {
+            targetless,
+            ..fixture::settings()
+        };
+        let shared = fixture::shared(client, settings, Some(clusters()));
+        let members = shared.members.as_ref().unwrap();
+        let refusal = admit(&shared, members, &user, &connect_request, &headers).await;
+        let refusal = refusal.unwrap_err();
+        // Where it is allowed, the session waits for the controller, which does not run here.
+        assert_eq!(refusal.code.as_u16(), code, "{}", refusal.message);
+        let value = "`operator.agent.targetless` of its chart";
+        assert_eq!(
+            refusal.message.contains(value),
+            !targetless,
+            "{}",
+            refusal.message
+        );
+        let writes = writes.lock();
+        let parents = writes
+            .iter()
+            .filter(|(path, _)| path.contains("/mirrordmulticlustersessions"));
+        assert_eq!(parents.count(), usize::from(targetless), "{writes:?}");
+    }
 }
 
 #[test]

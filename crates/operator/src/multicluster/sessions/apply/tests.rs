@@ -8,7 +8,10 @@ fn parent(default: &str) -> MirrordMultiClusterSession {
         "apiVersion": "operator.metalbear.co/v1alpha", "kind": "MirrordMultiClusterSession",
         "metadata": {"name": "mc-00000000000000ab", "uid": "1"},
         "spec": {
-            "owner": {"userId": "", "username": "", "hostname": "", "k8sUsername": "anna"},
+            "owner": {
+                "userId": "", "username": "", "hostname": "", "k8sUsername": "anna",
+                "k8sGroups": ["developers"], "k8sExtra": {"team": ["shop"]},
+            },
             "namespace": "shop", "target": "deployment/web", "targetAlias": "deployment.web",
             "clusters": ["hub", "east", "west"], "primaryCluster": "hub", "defaultCluster": default,
             "resumeWindowSecs": 100, "clientCertificate": "",
@@ -48,6 +51,17 @@ fn only_the_default_has_branches_and_all_clusters_have_queues() {
                 "{cluster}, where {default} is the Default"
             );
         }
+    }
+}
+
+/// Other clusters get the user's name and groups. The rest has a meaning only where the user was authenticated.
+#[test]
+fn what_else_is_known_of_the_user_stays_in_the_primary() {
+    let parent = parent("east");
+    for cluster in &parent.spec.clusters {
+        let owner = child_of(&parent, cluster).spec.owner;
+        assert_eq!(owner.k8s_groups, ["developers"], "{cluster}");
+        assert_eq!(owner.k8s_extra.is_empty(), cluster != "hub", "{cluster}");
     }
 }
 

@@ -1,0 +1,136 @@
+//! Connections that a client upgrades, to WebSocket or SPDY: `exec`, `attach`, `port-forward`.
+//!
+//! HTTP/2 has no upgrades, so an upgraded connection is a stream whose two bodies are its two directions. Each direction
+//! ends on its own.
+
+use std::io;
+
+use bytes::BytesMut;
+use error_chain::error_chain;
+use http::header::{CONNECTION, HeaderValue, UPGRADE};
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio_util::task::TaskTracker;
+use tunnel::BodySender;
+use tunnel::upgrade::{UPGRADE_HEADER, UPGRADED_HEADER, requested};
+
+use crate::audit::AuditEntry;
+use crate::body::{Body, full};
+use crate::impersonate;
+
+/// Parts that wait to be sent, besides the one that is being sent.
+const QUEUE: usize = 1;
+const BUFFER: usize = 16 * 1024;
+
+/// A client's request for an upgrade.
+pub(super) struct Upgrade {
+    protocol: HeaderValue,
+    client: OnUpgrade,
+    /// To the server, as soon as the request is sent.
+    sender: Option<BodySender>,
+}
+
+/// Whether the server has changed the protocol.
+pub(super) fn is_upgraded(response: &Response<Body>) -> bool {
+    response.status() == StatusCode::OK && response.headers().contains_key(UPGRADED_HEADER)
+}
+
+impl Upgrade {
+    pub(super) fn requested<B>(request: &mut Request<B>) -> Option<Self> {
+        let protocol = requested(request.headers())?.clone();
+        // Other versions of HTTP have no such upgrades.
+        (request.version() == http::Version::HTTP_11).then(|| Self {
+            protocol,
+            client: hyper::upgrade::on(request),
+            sender: None,
+        })
+    }
+
+    /// Makes the request one for an upgrade.
+    pub(super) fn begin(&mut self, request: &mut Request<Body>) {
+        let (sender, body) = tunnel::body(QUEUE);
+        self.sender = Some(sender);
+        *request.body_mut() = body.boxed_unsync();
+        let headers = request.headers_mut();
+        headers.insert(UPGRADE_HEADER, self.protocol.clone());
+    }
+
+    /// The response for the client. The bytes of the connection are copied in a task, at whose end the audit row is written.
+    pub(super) fn finish(
+        self,
+        response: Response<Body>,
+        mut entry: AuditEntry,
+        tasks: &TaskTracker,
+    ) -> Response<Body> {
+        let (mut head, reader) = response.into_parts();
+        let protocol = head.headers.remove(UPGRADED_HEADER);
+        impersonate::clean_response(&mut head.headers);
+        head.headers.remove(http::header::CONTENT_LENGTH);
+        let mut response = Response::new(full(bytes::Bytes::new()));
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        *response.headers_mut() = head.headers;
+        let headers = response.headers_mut();
+        headers.insert(UPGRADE, protocol.unwrap_or(self.protocol));
+        headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+        entry.set_status(StatusCode::SWITCHING_PROTOCOLS);
+        let (client, sender) = (self.client, self.sender);
+        tasks.spawn(async move {
+            let copied = async {
+                let client = client.await.map_err(io::Error::other)?;
+                copy(TokioIo::new(client), reader, sender).await
+            };
+            if let Err(error) = copied.await {
+                entry.set_failed(&error_chain(&error));
+            }
+        });
+        response
+    }
+}
+
+/// Copies bytes until both directions have ended, or one has failed.
+async fn copy(
+    connection: impl AsyncRead + AsyncWrite,
+    reader: Body,
+    sender: Option<BodySender>,
+) -> io::Result<()> {
+    let (mut read, mut write) = tokio::io::split(connection);
+    let to_server = async {
+        match sender {
+            Some(sender) => send_all(&mut read, sender).await,
+            None => Ok(()),
+        }
+    };
+    tokio::try_join!(to_server, receive_all(reader, &mut write))?;
+    Ok(())
+}
+
+async fn send_all(read: &mut (impl AsyncRead + Unpin), mut sender: BodySender) -> io::Result<()> {
+    let mut buffer = BytesMut::new();
+    loop {
+        buffer.reserve(BUFFER);
+        match read.read_buf(&mut buffer).await {
+            Ok(0) => return Ok(()),
+            Ok(_) => {
+                let sent = sender.send_data(buffer.split().freeze()).await;
+                sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+            }
+            Err(error) => {
+                sender.abort("the client's connection failed".into());
+                return Err(error);
+            }
+        }
+    }
+}
+
+async fn receive_all(mut reader: Body, write: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    while let Some(frame) = reader.frame().await {
+        if let Ok(data) = frame.map_err(io::Error::other)?.into_data() {
+            write.write_all(&data).await?;
+            write.flush().await?;
+        }
+    }
+    write.shutdown().await
+}
