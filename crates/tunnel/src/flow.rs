@@ -89,6 +89,11 @@ impl Flow {
         GrantBody::new(Arc::clone(&self.outbox))
     }
 
+    /// Ends the messages of this end, after those that wait. No stream may need any afterwards.
+    pub(crate) fn end(&self) {
+        self.outbox.end();
+    }
+
     /// Handles the other end's messages until their body ends.
     pub(crate) async fn receive<B>(&self, mut body: B)
     where
