@@ -83,7 +83,7 @@ pub struct Statistics {
     pub bytes_in_flight: u64,
     /// How often the connection was resumed.
     pub resumes: u64,
-    /// The shortest round-trip time of the last minute with traffic.
+    /// The round-trip time of the path.
     pub round_trip: Option<std::time::Duration>,
 }
 
