@@ -136,12 +136,9 @@ impl Flow {
         self.outbox.send(Message::Ping { stamp });
     }
 
-    /// The shortest round-trip time, if there was one.
+    /// The round-trip time of the path without queues, if it was measured.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
-        self.round_trip
-            .lock()
-            .shortest
-            .map(|(shortest, _)| shortest)
+        self.round_trip.lock().path()
     }
 
     /// The windows of all bodies that this end receives: how far all senders may be ahead of their readers.

@@ -22,6 +22,9 @@ const AGENT_CHART: &str = concat!(
 /// The cluster that dials out, at the hub and in the lab.
 pub(super) const CLUSTER: &str = "far";
 const HUB: &str = "hub";
+/// The ports of the hub's node for agents and for Kubernetes clients.
+const AGENTS_PORT: u16 = 30443;
+const CLIENTS_PORT: u16 = 30643;
 /// A user of the hub's cluster.
 const USER: &str = "anna";
 
@@ -31,10 +34,8 @@ pub(super) struct Tunnel<'scenario> {
     pub(super) agent: TestNamespace,
     /// The home directory of the user.
     home: TempDir,
-    /// The host and the ports for agents and for Kubernetes clients, as agents and users reach them.
+    /// The hub's host, as agents and users reach it.
     address: IpAddr,
-    agents_port: u16,
-    clients_port: u16,
     _scenario: &'scenario Scenario<'scenario>,
 }
 
@@ -48,41 +49,37 @@ impl<'scenario> Tunnel<'scenario> {
         let hub = scenario.namespace_on(clusters.get(HUB)?).await?;
         let agent = scenario.namespace_on(clusters.get(CLUSTER)?).await?;
         let address = host_of(&clusters.lab().cluster(HUB)?.api_server())?;
-        let mut tunnel = Self {
+        let tunnel = Self {
             clusters,
             hub,
             agent,
             home: tempfile::tempdir()?,
             address,
-            agents_port: 0,
-            clients_port: 0,
             _scenario: scenario,
         };
-        tunnel.helm("install", &json!({}))?;
-        tunnel.agents_port = tunnel.node_port("agents")?;
-        tunnel.clients_port = tunnel.node_port("clients")?;
-        // The ports are known only now. The hub takes the change over without a restart.
-        tunnel.helm("upgrade", &tunnel.addresses())?;
+        tunnel.helm("install", &tunnel.addresses())?;
         tunnel.create_user()?;
         Ok(tunnel)
     }
 
     fn addresses(&self) -> Value {
         json!({
-            "agent": {"url": format!("wss://{}:{}", self.address, self.agents_port)},
+            "agent": {"url": format!("wss://{}:{}", self.address, AGENTS_PORT)},
             "apiURL": self.url(),
         })
     }
 
     /// The address for Kubernetes clients.
     pub(super) fn url(&self) -> String {
-        format!("https://{}:{}", self.address, self.clients_port)
+        format!("https://{}:{}", self.address, CLIENTS_PORT)
     }
 
     fn helm(&self, verb: &str, values: &Value) -> Result<()> {
         let (repository, tag) = standind::HUB_REFERENCE.rsplit_once(':').context("no tag")?;
         let mut values = values.clone();
-        values["service"] = json!({"type": "NodePort"});
+        values["service"] = json!({
+            "type": "NodePort", "nodePorts": {"agents": AGENTS_PORT, "clients": CLIENTS_PORT},
+        });
         values["hub"] = json!({
             "replicas": 1, "image": {"repository": repository, "tag": tag}, "log": {"level": "debug", "json": false},
         });
@@ -100,16 +97,6 @@ impl<'scenario> Tunnel<'scenario> {
         .arg(file.path());
         lab::output_of(&mut helm).map(drop)?;
         Ok(())
-    }
-
-    fn node_port(&self, name: &str) -> Result<u16> {
-        let path = format!("--output=jsonpath={{.spec.ports[?(@.name==\"{name}\")].nodePort}}");
-        let port = self
-            .hub
-            .kubectl(&["get", "service", "standin-hub", &path])?;
-        port.trim()
-            .parse()
-            .with_context(|| format!("no port: {port}"))
     }
 
     /// A user of the hub, who may also administer it.
@@ -245,6 +232,9 @@ impl<'scenario> Tunnel<'scenario> {
             &from_file,
         ])?;
         let (repository, tag) = standind::HUB_REFERENCE.rsplit_once(':').context("no tag")?;
+        // Groups of service accounts are groups of the system, which have to be named.
+        let of_namespace = format!("system:serviceaccounts:{}", self.hub.name);
+        let groups = format!("system:serviceaccounts,{of_namespace}");
         let mut helm = self.agent.cluster.client.helm();
         helm.args([
             "--namespace",
@@ -256,7 +246,8 @@ impl<'scenario> Tunnel<'scenario> {
         .args(["--wait", "--timeout=180s"])
         .args(["--set", &format!("agent.image.repository={repository}")])
         .args(["--set-string", &format!("agent.image.tag={tag}")])
-        .args(["--set", &format!("agent.allow.users={{{}}}", self.user())]);
+        .args(["--set", &format!("agent.allow.users={{{}}}", self.user())])
+        .args(["--set", &format!("agent.allow.groups={{{groups}}}")]);
         for (key, value) in values {
             let value = value.as_str().context("no text")?;
             helm.args(["--set-string", &format!("{key}={value}")]);
