@@ -81,7 +81,7 @@ impl<'scenario> Tunnel<'scenario> {
             "type": "NodePort", "nodePorts": {"agents": AGENTS_PORT, "clients": CLIENTS_PORT},
         });
         values["hub"] = json!({
-            "replicas": 1, "image": {"repository": repository, "tag": tag}, "log": {"level": "debug", "json": false},
+            "replicas": 1, "image": {"repository": repository, "tag": tag}, "log": {"level": "info", "json": false},
         });
         let mut file = tempfile::NamedTempFile::new()?;
         file.write_all(values.to_string().as_bytes())?;
@@ -145,6 +145,11 @@ impl<'scenario> Tunnel<'scenario> {
             command.env_remove(variable);
         }
         Ok(())
+    }
+
+    /// The home directory of the user.
+    pub(super) fn home(&self) -> &Path {
+        self.home.path()
     }
 
     pub(super) fn kubeconfig(&self) -> PathBuf {
@@ -341,7 +346,7 @@ impl<'scenario> Tunnel<'scenario> {
         let _ = self.reconnect();
         let logs = |namespace: &TestNamespace, deployment: &str| {
             let deployment = format!("deployment/{deployment}");
-            let logs = namespace.kubectl(&["logs", &deployment, "--all-pods", "--tail=60"]);
+            let logs = namespace.kubectl(&["logs", &deployment, "--all-pods", "--tail=20"]);
             let logs = logs.unwrap_or_else(|error| format!("{error:#}"));
             format!("--- {deployment}\n{logs}\n")
         };
