@@ -201,9 +201,11 @@ async fn serve(
             configuration.subscribe(),
             &rotator,
             registry,
-            &background,
-            Arc::clone(&metrics),
-            ending.clone(),
+            Supervision {
+                background: &background,
+                metrics: Arc::clone(&metrics),
+                ending: ending.clone(),
+            },
         )
         .await?,
     );
@@ -305,6 +307,13 @@ async fn drain(hub: &Hub, graceful: &TaskTracker) {
     }
 }
 
+/// What starts, counts and ends the tasks of a hub.
+struct Supervision<'hub> {
+    background: &'hub Background,
+    metrics: Arc<Metrics>,
+    ending: CancellationToken,
+}
+
 /// How the other replicas are found.
 fn discovery(hub: &Hub) -> Discovery {
     let listed = &hub.configuration.borrow().peers;
@@ -330,10 +339,13 @@ impl Hub {
         configuration: watch::Receiver<Configuration>,
         rotator: &CertificateRotator,
         registry: Registry,
-        background: &Background,
-        metrics: Arc<Metrics>,
-        ending: CancellationToken,
+        supervision: Supervision<'_>,
     ) -> Result<Self> {
+        let Supervision {
+            background,
+            metrics,
+            ending,
+        } = supervision;
         let limits = configuration.borrow().agent.limits;
         let authentication = configuration.borrow().authentication.clone();
         let namespace = settings.namespace.clone();

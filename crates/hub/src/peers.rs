@@ -144,6 +144,7 @@ impl Peers {
     }
 
     /// The number of peers that this replica is connected to.
+    #[cfg(test)]
     pub(crate) fn number(&self) -> usize {
         self.0.connections.lock().len()
     }

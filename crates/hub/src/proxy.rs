@@ -219,10 +219,10 @@ impl Proxy {
         let is_watch = checked.request.verb == "watch";
         Ok(response.map(|body| {
             let body = match is_watch {
-                true => WatchBody::new(body, self.stop.clone()),
+                true => WatchBody::boxed(body, self.stop.clone()),
                 false => body,
             };
-            ResponseBody::new(body, entry)
+            ResponseBody::boxed(body, entry)
         }))
     }
 
@@ -251,7 +251,7 @@ impl Proxy {
         let mut forwarded = Request::new(match &upgrade {
             // The client's bytes after the upgrade are sent in its stead.
             Some(_) => crate::body::full(bytes::Bytes::new()),
-            None => RequestBody::new(body, failure.clone()),
+            None => RequestBody::boxed(body, failure.clone()),
         });
         *forwarded.method_mut() = head.method;
         *forwarded.uri_mut() = Uri::from(checked.target.clone());

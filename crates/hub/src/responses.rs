@@ -142,6 +142,6 @@ pub(crate) async fn read_json<T: DeserializeOwned>(
             error.line(),
             error.column()
         );
-        Failure::bad_request(error).hint("docs/hub.md has the fields of each request")
+        Failure::bad_request(error).hint("docs/tunnel.md has the fields of each request")
     })
 }

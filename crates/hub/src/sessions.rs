@@ -162,11 +162,11 @@ impl Sessions {
         }
     }
 
-    pub(crate) fn insert(&self, tunnel: Arc<Tunnel>) {
+    pub(crate) fn insert(&self, tunnel: &Arc<Tunnel>) {
         let excess = {
             let mut tunnels = self.tunnels.lock();
             let of_cluster = tunnels.entry(tunnel.cluster.clone()).or_default();
-            of_cluster.push(Arc::clone(&tunnel));
+            of_cluster.push(Arc::clone(tunnel));
             (of_cluster.len() > MAX_TUNNELS).then(|| Arc::clone(&of_cluster[0]))
         };
         if let Some(oldest) = excess {

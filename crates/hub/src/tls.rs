@@ -66,7 +66,7 @@ pub(crate) fn server_config(
 pub(crate) fn client_verifier(authorities: &str) -> Result<Arc<dyn ClientCertVerifier>> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
-        roots.add(certificate.map_err(unreadable)?)?;
+        roots.add(certificate.map_err(|error| unreadable(&error))?)?;
     }
     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
         .build()
@@ -77,16 +77,16 @@ pub(crate) fn client_verifier(authorities: &str) -> Result<Arc<dyn ClientCertVer
 pub(crate) fn certified_key(chain: &str, key: &str) -> Result<Arc<CertifiedKey>> {
     let chain: Vec<_> = CertificateDer::pem_slice_iter(chain.as_bytes())
         .collect::<Result<_, _>>()
-        .map_err(unreadable)?;
+        .map_err(|error| unreadable(&error))?;
     if chain.is_empty() {
         return Err(Error::UnreadableCertificate("there is none".to_owned()));
     }
-    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(unreadable)?;
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| unreadable(&error))?;
     let certified = CertifiedKey::from_der(chain, key, &provider())?;
     Ok(Arc::new(certified))
 }
 
-fn unreadable(error: rustls::pki_types::pem::Error) -> Error {
+fn unreadable(error: &rustls::pki_types::pem::Error) -> Error {
     Error::UnreadableCertificate(error.to_string())
 }
 

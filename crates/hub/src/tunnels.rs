@@ -35,7 +35,7 @@ pub(crate) async fn run(
     let tunnel = Tunnel::new(cluster, session, certificate, Timestamp::now());
     let tunnel = Arc::new(tunnel);
     let cluster = &tunnel.cluster;
-    hub.sessions.insert(Arc::clone(&tunnel));
+    hub.sessions.insert(&tunnel);
     // It may have been revoked after the upgrade was admitted, and before the tunnel was inserted.
     enforce_for(&tunnel, &hub.registry.clusters());
     let labels = ClusterLabels {

@@ -124,7 +124,7 @@ pub fn hub_image(reference: &str, program: &Path) -> Image {
     let mut image = Image::new(reference);
     for name in ["standind-hub", "standind-tunnel-agent"] {
         let program = program.with_file_name(name);
-        image = image.file(&format!("/{name}"), &program, 0o755);
+        image = image.file(format!("/{name}"), &program, 0o755);
     }
     image.entrypoint(["/standind-hub"])
 }

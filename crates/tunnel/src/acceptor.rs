@@ -54,6 +54,10 @@ impl Acceptor {
     ///
     /// # Errors
     /// When the request is no upgrade to a tunnel of this version, or claims another cluster.
+    #[expect(
+        clippy::type_complexity,
+        reason = "a response, and a future that has no name"
+    )]
     pub fn accept<B>(
         &self,
         peer: &str,

@@ -191,7 +191,7 @@ pub async fn serve(
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(response.map(box_incoming));
     }
-    Ok(switch(response, reader).await?)
+    switch(response, reader).await
 }
 
 /// Copies an upstream connection that has changed its protocol, and describes it to the hub.

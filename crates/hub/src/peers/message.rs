@@ -133,7 +133,8 @@ mod tests {
                 disconnected.join(",")
             ))
         };
-        let cases: [(&[(&str, usize)], &[(&str, usize)], Option<&str>); 5] = [
+        type Tunnels<'a> = &'a [(&'a str, usize)];
+        let cases: [(Tunnels<'_>, Tunnels<'_>, Option<&str>); 5] = [
             (&[], &[], None),
             (&[("a", 1)], &[("a", 1)], None),
             (&[("a", 1)], &[("a", 2), ("b", 1)], Some("+a,b -")),

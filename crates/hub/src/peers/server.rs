@@ -164,7 +164,7 @@ async fn forward(
         Err(error) => Err(error),
     };
     let sent = sent.map(|response| match is_watch {
-        true => response.map(|body| WatchBody::new(body, stop)),
+        true => response.map(|body| WatchBody::boxed(body, stop)),
         false => response,
     });
     sent.unwrap_or_else(|error| {

@@ -32,7 +32,7 @@ pub(super) struct RequestBody {
 }
 
 impl RequestBody {
-    pub(super) fn new<B>(inner: B, failure: BodyFailure) -> Body
+    pub(super) fn boxed<B>(inner: B, failure: BodyFailure) -> Body
     where
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -74,7 +74,7 @@ pub(super) struct ResponseBody {
 }
 
 impl ResponseBody {
-    pub(super) fn new(inner: Body, entry: AuditEntry) -> Body {
+    pub(super) fn boxed(inner: Body, entry: AuditEntry) -> Body {
         let body = Self {
             is_ended: inner.is_end_stream(),
             inner,
@@ -127,7 +127,7 @@ pub(crate) struct WatchBody {
 }
 
 impl WatchBody {
-    pub(crate) fn new(inner: Body, until: CancellationToken) -> Body {
+    pub(crate) fn boxed(inner: Body, until: CancellationToken) -> Body {
         let body = Self {
             inner,
             until: Box::pin(until.cancelled_owned()),

@@ -110,6 +110,7 @@ mod tests {
     use tunnel::{EndReason, Limit};
 
     /// The code of the status, whether it may be repeated, and a part of its text.
+    #[expect(clippy::needless_pass_by_value, reason = "the cases are made in place")]
     fn check(error: SendError, code: u16, may_repeat: bool, part: &str) {
         let status = status("prod", &error);
         let response = status.response();

@@ -59,10 +59,10 @@ impl Credentials for TestCredentials {
 
 pub(crate) struct TestAgent {
     pub(crate) credentials: TestCredentials,
-    pub(crate) status: watch::Receiver<Status>,
+    _status: watch::Receiver<Status>,
     received: tokio::sync::Mutex<mpsc::UnboundedReceiver<HubMessage>>,
     send: mpsc::UnboundedSender<AgentMessage>,
-    pub(crate) running: tokio::task::JoinHandle<Ended>,
+    _running: tokio::task::JoinHandle<Ended>,
     _stop: DropGuard,
 }
 
@@ -97,10 +97,10 @@ impl TestAgent {
         });
         Self {
             credentials: credentials.clone(),
-            status,
+            _status: status,
             received: tokio::sync::Mutex::new(received),
             send,
-            running: tokio::spawn(running),
+            _running: tokio::spawn(running),
             _stop: stop.drop_guard(),
         }
     }

@@ -29,7 +29,7 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 const STREAM_WINDOW: u32 = 128 * 1024;
 /// The requests of one HTTP/2 connection. API servers allow 100 by default, and fewer if they are configured so.
 pub(super) const MAX_STREAMS: usize = 64;
-/// Streams that nobody reads must never stop the others, so there is room for all of them.
+/// Streams without a reader must never stop the others, so there is room for all of them.
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * (MAX_STREAMS as u32 + 1);
 
 const HTTP2: &[u8] = b"h2";

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 
 use authority::Authority;
-use http::{Method, Request};
+use http::Request;
 use http_body_util::Empty;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};

@@ -11,7 +11,7 @@ fn pipes(depth: usize) -> (WebSocketPipe<DuplexStream>, WebSocketPipe<DuplexStre
 }
 
 fn bytes(length: usize) -> Vec<u8> {
-    (0..length).map(|index| (index * 31 >> 3) as u8).collect()
+    (0..length).map(|index| ((index * 31) >> 3) as u8).collect()
 }
 
 /// Writes everything in slices of odd sizes on one end, and reads it on the other.

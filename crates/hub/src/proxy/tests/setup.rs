@@ -315,13 +315,13 @@ impl ApiServer {
                 self.uploads.send_modify(|uploads| uploads.push(size));
                 Response::new(full("{}"))
             }
-            _ => describe(request),
+            _ => describe(&request),
         }
     }
 }
 
 /// Describes the request.
-fn describe(request: Request<Incoming>) -> Response<Body> {
+fn describe(request: &Request<Incoming>) -> Response<Body> {
     let mut headers: Vec<String> = request
         .headers()
         .iter()
