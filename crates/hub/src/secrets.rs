@@ -44,10 +44,6 @@ impl SharedSecret {
         }
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     pub(crate) async fn read(&self) -> Result<Data> {
         Ok(data(&self.get().await?))
     }
