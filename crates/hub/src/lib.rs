@@ -203,7 +203,6 @@ async fn serve(
             registry,
             &background,
             Arc::clone(&metrics),
-            ending.clone(),
         )
         .await?,
     );
@@ -332,7 +331,6 @@ impl Hub {
         registry: Registry,
         background: &Background,
         metrics: Arc<Metrics>,
-        ending: CancellationToken,
     ) -> Result<Self> {
         let limits = configuration.borrow().agent.limits;
         let authentication = configuration.borrow().authentication.clone();
@@ -380,7 +378,7 @@ impl Hub {
             handshakes: Semaphore::new(agents::MAX_HANDSHAKES),
             tunnels: TaskTracker::new(),
             draining,
-            ending,
+            ending: background.ending(),
             settings,
         })
     }

@@ -22,6 +22,7 @@ use crate::proxy::tests::setup::{ApiServer, CLUSTER, Setup, Tunnels, request, tu
 
 const VERSION_PATH: &str = "/clusters/prod/version";
 const WATCH: &str = "/clusters/prod/api/v1/pods?watch=1";
+const LOG: &str = "/clusters/prod/api/v1/namespaces/shop/pods/web/log?follow=true";
 const EXEC: &str = "/clusters/prod/api/v1/namespaces/shop/pods/web/exec";
 
 /// One replica of a hub.
@@ -215,15 +216,21 @@ async fn drains_and_revocations_are_seen_at_once() {
 #[tokio::test]
 async fn a_replica_that_shuts_down_gets_no_more_requests_and_ends_those_it_has() {
     let (replicas, api_server, ..) = replicas(2).await;
-    let mut client = replicas[1].setup.connect_http1().await;
-    let watch = request("GET", WATCH).body(full(Bytes::new())).unwrap();
-    let mut watch = client.send_request(watch).await.unwrap().into_body();
+    let start = async |path: &str| {
+        let request = request("GET", path).body(full(Bytes::new())).unwrap();
+        let mut client = replicas[1].setup.connect_http1().await;
+        client.send_request(request).await.unwrap().into_body()
+    };
+    let (watch, mut log) = (start(WATCH).await, start(LOG).await);
+    api_server.open.subscribe().wait_for(|open| *open == 2).await.unwrap();
     replicas[0].stop.cancel();
     replicas[1].sees(&[]).await;
     assert_eq!(replicas[1].setup.get(VERSION_PATH).await.0, 503);
-    api_server.parts.send_replace("{}\n");
-    let part = watch.frame().await.unwrap().unwrap().into_data().unwrap();
-    assert_eq!(part, "{}\n");
+    // A watch ends as its API server would end it, and its client begins another one.
+    assert_eq!(watch.collect().await.unwrap().to_bytes(), "");
+    api_server.parts.send_replace("line\n");
+    let part = log.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(part, "line\n");
     assert_eq!(replicas[1].peers.number(), 0);
 }
 

@@ -185,7 +185,8 @@ async fn bodies_are_streamed_in_both_directions() {
     sender.send_data(Bytes::from_static(b"two")).await.unwrap();
     assert_eq!(next().await.unwrap(), "two");
     drop(sender);
-    assert!(next().await.is_none());
+    // The end may be a part without bytes.
+    assert_eq!(body.collect().await.unwrap().to_bytes(), "");
     assert_eq!(setup.audited(1).await.outcome, AuditOutcome::Success);
 }
 
