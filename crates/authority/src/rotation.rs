@@ -19,96 +19,16 @@
 //! Authorities that were generated here are replaced in time. One that an administrator has brought is never replaced by
 //! itself: the administrator stores its successor as the next one.
 
+mod decide;
+mod policy;
 mod stored;
 
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 
+pub use self::policy::{Durations, Policy};
 use crate::{Authority, Error, Facts, Issued, PrivateKey, Profile, SigningRequest};
-
-/// A hundred years.
-const MAX_LIFETIME: SignedDuration = SignedDuration::from_hours(100 * 365 * 24);
-
-/// How long everything lasts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Durations {
-    /// The life of a generated authority.
-    pub authority: SignedDuration,
-    /// The longest life of a certificate.
-    pub certificate: SignedDuration,
-    /// How long peers that are away are waited for. Without it, as long as a certificate is valid.
-    pub overlap: Option<SignedDuration>,
-    /// More than it takes until every replica has read a change of the stored state, with the difference of their clocks.
-    pub distribution: SignedDuration,
-}
-
-impl Default for Durations {
-    fn default() -> Self {
-        let day = SignedDuration::from_hours(24);
-        Self {
-            authority: day * 3650,
-            certificate: day * 90,
-            overlap: None,
-            distribution: SignedDuration::from_mins(2),
-        }
-    }
-}
-
-/// How authorities are named, and how long everything lasts. It is valid: an authority lives long enough to be replaced.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
-    name: String,
-    durations: Durations,
-}
-
-impl Policy {
-    pub fn new(name: &str, mut durations: Durations) -> Result<Self, Error> {
-        // As it is stored.
-        durations.certificate = SignedDuration::from_secs(durations.certificate.as_secs());
-        let policy = Self {
-            name: name.to_owned(),
-            durations,
-        };
-        let parts = [
-            durations.authority,
-            durations.certificate,
-            durations.overlap.unwrap_or(durations.certificate),
-            durations.distribution,
-        ];
-        let positive = parts.iter().all(|part| *part > SignedDuration::ZERO);
-        let needed = policy.replacement(durations.certificate).checked_mul(2);
-        let is_long_enough = needed.is_some_and(|needed| durations.authority >= needed);
-        if positive && is_long_enough && durations.authority <= MAX_LIFETIME {
-            Ok(policy)
-        } else {
-            Err(Error::Policy)
-        }
-    }
-
-    /// The longest life of a certificate.
-    pub fn certificate_lifetime(&self) -> SignedDuration {
-        self.durations.certificate
-    }
-
-    /// How long peers that are away are waited for, if certificates are valid for `lifetime`.
-    fn overlap(&self, lifetime: SignedDuration) -> SignedDuration {
-        let overlap = self.durations.overlap.unwrap_or(lifetime);
-        // A certificate from a replica that had not read of the new authority yet.
-        overlap.saturating_add(self.durations.distribution)
-    }
-
-    /// How long it takes at most until an authority with certificates of this life is replaced and dropped.
-    fn replacement(&self, lifetime: SignedDuration) -> SignedDuration {
-        self.overlap(lifetime).saturating_add(lifetime)
-    }
-
-    fn generate(&self, now: Timestamp) -> Result<Authority, Error> {
-        // Some verifiers confuse two authorities of the same name.
-        let name = format!("{}@{}", self.name, now.as_second());
-        Authority::generate(&name, self.durations.authority, now)
-    }
-}
 
 /// A peer that has a certificate, and trusts authorities.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -267,44 +187,6 @@ impl Trust {
         }
     }
 
-    /// The peers that have a valid certificate and have not confirmed the next authority.
-    pub fn unconfirmed<'a>(
-        &'a self,
-        peers: &'a [Peer],
-        now: Timestamp,
-    ) -> impl Iterator<Item = &'a Peer> {
-        let next = self.next().map(|next| &next.facts().fingerprint);
-        peers
-            .iter()
-            .filter(move |peer| peer.certificate_expires_at >= now)
-            .filter(move |peer| next.is_some_and(|next| !peer.trusts.contains(next)))
-    }
-
-    /// Decides what has to be done next. Replicas with the same state decide the same.
-    pub fn decide(&self, policy: &Policy, peers: &[Peer], now: Timestamp) -> Step {
-        if policy.durations.certificate > self.lifetime {
-            return Step::NoteLifetime;
-        }
-        if self.previous.iter().any(|previous| previous.is_over(now))
-            || self
-                .next
-                .as_ref()
-                .is_some_and(|next| self.is_useless(next, now))
-        {
-            return Step::Drop;
-        }
-        match &self.next {
-            None if !self.is_successor_due(policy, now) => Step::Nothing,
-            None if self.is_generated => Step::Introduce,
-            None => Step::AwaitSuccessor,
-            Some(Next { since: None, .. }) => Step::Announce,
-            Some(Next {
-                since: Some(since), ..
-            }) if self.can_promote(policy, peers, *since, now) => Step::Promote,
-            Some(_) => Step::Nothing,
-        }
-    }
-
     /// Takes one step.
     pub fn apply(mut self, step: Step, policy: &Policy, now: Timestamp) -> Result<Self, Error> {
         match step {
@@ -381,46 +263,6 @@ impl Trust {
         self.previous.insert(0, previous);
         self.is_generated = next.is_generated;
         self.lifetime = policy.durations.certificate;
-    }
-
-    /// Whether the authority that signs has to be replaced now.
-    fn is_successor_due(&self, policy: &Policy, now: Timestamp) -> bool {
-        let facts = self.signing.facts();
-        let left = now.duration_until(facts.not_after);
-        facts.is_renewal_due(now) || left <= policy.replacement(self.lifetime)
-    }
-
-    /// Whether it can never sign anything.
-    fn is_useless(&self, next: &Next, now: Timestamp) -> bool {
-        next.authority == self.signing || next.authority.facts().is_expired(now)
-    }
-
-    fn can_promote(
-        &self,
-        policy: &Policy,
-        peers: &[Peer],
-        since: Timestamp,
-        now: Timestamp,
-    ) -> bool {
-        let age = since.duration_until(now);
-        let is_valid = |next: &Authority| next.facts().not_before <= now;
-        self.next().is_some_and(is_valid)
-            && age >= policy.durations.distribution
-            && (self.unconfirmed(peers, now).next().is_none()
-                || self.is_overlap_over(policy, age)
-                || self.has_no_certificates(now))
-    }
-
-    /// Whether peers have been waited for long enough.
-    fn is_overlap_over(&self, policy: &Policy, age: SignedDuration) -> bool {
-        // Without a limit, a peer whose certificate was signed by a previous authority is waited for as well.
-        age >= policy.overlap(self.lifetime)
-            && (policy.durations.overlap.is_some() || self.previous.is_empty())
-    }
-
-    /// Whether no peer can have a valid certificate.
-    fn has_no_certificates(&self, now: Timestamp) -> bool {
-        self.signing.facts().is_expired(now) && self.previous.is_empty()
     }
 }
 

@@ -43,7 +43,7 @@ pub struct Buffers {
     /// Bytes that the peer may send before this end's user reads them.
     pub receive_window: u32,
     /// Bytes that wait to be sent. When there are so many, writes wait, so that the user of the link decides late what is
-    /// sent next: what waits here delays everything that is written after it. Bytes on their way do not count.
+    /// sent next: what waits here delays everything that is written after it. Bytes in flight do not count.
     pub max_unsent: u32,
     /// Acknowledge at least after so many received bytes. The peer keeps what is not acknowledged.
     pub max_ack_step: u32,

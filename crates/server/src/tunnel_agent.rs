@@ -11,7 +11,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser};
-use tunnel_agent::{AllowList, ApiServerSettings, Endpoint, KeyHash, Pattern, Settings};
+use tunnel_agent::{
+    AllowList, ApiServerSettings, Endpoint, KeyHash, Pattern, ProxyRules, Settings,
+};
 
 use process::LogArguments;
 
@@ -120,10 +122,16 @@ fn settings(arguments: TunnelAgentArguments) -> Result<Settings> {
             groups: arguments.allow_group,
             extra_keys: arguments.allow_extra_key,
         },
-        proxy: first(environment::PROXIES),
-        no_proxy: first(environment::NO_PROXIES),
+        proxy: proxy()?,
         listen_for_probes: arguments.listen_for_probes,
     })
+}
+
+fn proxy() -> Result<ProxyRules> {
+    let proxy = first(environment::PROXIES);
+    let exceptions = first(environment::NO_PROXIES);
+    ProxyRules::new(proxy.as_deref(), exceptions.as_deref())
+        .with_context(|| format!("{} cannot be used", environment::PROXIES[0]))
 }
 
 /// The first variable that is set and not empty.

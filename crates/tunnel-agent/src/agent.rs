@@ -10,7 +10,6 @@ use error_chain::error_chain;
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
-use tunnel::ProxyRules;
 
 use crate::api_server::ApiServer;
 use crate::condition::Condition;
@@ -36,7 +35,6 @@ const TOKEN_INTERVAL: Duration = Duration::from_secs(2);
 pub(crate) struct Agent {
     settings: Settings,
     trust: Trust,
-    proxy: ProxyRules,
     api_server: Arc<ApiServer>,
     store: Store,
     condition: Arc<Condition>,
@@ -46,15 +44,11 @@ impl Agent {
     pub(crate) fn new(settings: Settings, condition: Arc<Condition>) -> Result<Self> {
         let ca_file = settings.server_ca_file.as_deref();
         let trust = Trust::new(settings.server_pin, ca_file)?;
-        let proxy = settings.proxy.as_deref();
-        let proxy = ProxyRules::new(proxy, settings.no_proxy.as_deref())
-            .map_err(|error| Error::Tunnel(Box::new(error)))?;
         let api_server = Arc::new(ApiServer::new(&settings.api_server)?);
         let store = Store::new(Arc::clone(&api_server), settings.state_secret.clone());
         Ok(Self {
             settings,
             trust,
-            proxy,
             api_server,
             store,
             condition,
@@ -71,7 +65,7 @@ impl Agent {
             self.settings.server.to_string(),
             self.settings.cluster.clone(),
         );
-        settings.proxy = self.proxy.clone();
+        settings.proxy = self.settings.proxy.clone();
         let mut refused = None;
         loop {
             let Some(credential) = self.credential(refused.take(), shutdown).await else {
@@ -170,8 +164,7 @@ impl Agent {
     }
 
     async fn register(&self, token: &str) -> Result<Credential> {
-        let registering =
-            registration::register(&self.settings, &self.trust, &self.proxy, &self.store, token);
+        let registering = registration::register(&self.settings, &self.trust, &self.store, token);
         let credential = registering.await?;
         tracing::info!(cluster = self.settings.cluster, "registered");
         Ok(credential)

@@ -43,6 +43,8 @@ mod service;
 mod settings;
 mod state;
 mod store;
+#[cfg(test)]
+mod testing;
 mod trust;
 
 use std::sync::Arc;
@@ -51,6 +53,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 pub use authority::KeyHash;
+pub use tunnel::ProxyRules;
 
 pub use crate::allow_list::{AllowList, Pattern};
 pub use crate::endpoint::{Endpoint, InvalidEndpoint, Scheme};

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use api::hub::{Registered, Registration};
 use authority::{Facts, PrivateKey};
 use jiff::Timestamp;
-use tunnel::ProxyRules;
 
 use crate::error::{Error, Result};
 use crate::settings::Settings;
@@ -27,7 +26,6 @@ use self::post::Post;
 pub(crate) async fn register(
     settings: &Settings,
     trust: &Trust,
-    proxy: &ProxyRules,
     store: &Store,
     token: &str,
 ) -> Result<Credential> {
@@ -42,7 +40,7 @@ pub(crate) async fn register(
         endpoint: &endpoint,
         tls: Arc::new(trust.for_registration()?),
         has_pin: trust.has_pin(),
-        proxy,
+        proxy: &settings.proxy,
     };
     let registered = post.send(&request).await?;
     let credential = verified(registered, &key, &settings.cluster)?;
@@ -80,3 +78,6 @@ fn verified(registered: Registered, key: &PrivateKey, cluster: &str) -> Result<C
         authorities: registered.ca_bundle,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use authority::KeyHash;
+use tunnel::ProxyRules;
 
 use crate::allow_list::AllowList;
 use crate::endpoint::Endpoint;
@@ -27,10 +28,8 @@ pub struct Settings {
     /// The Secret with this agent's certificate. The chart creates it.
     pub state_secret: String,
     pub allow_list: AllowList,
-    /// The proxy to the hub, if there is one. It may contain a password.
-    pub proxy: Option<String>,
-    /// Hosts that are reached without the proxy, separated by commas.
-    pub no_proxy: Option<String>,
+    /// Which connections to the hub use a proxy.
+    pub proxy: ProxyRules,
     /// The listen address for the kubelet.
     pub listen_for_probes: SocketAddr,
 }

@@ -11,7 +11,6 @@ use http_body_util::{Empty, Full};
 use hyper_util::rt::TokioIo;
 use link::websocket::accept_key;
 use link::{LinkServer, SharedToken, Token};
-use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use crate::error::Error;
@@ -27,8 +26,6 @@ use crate::websocket::{Role, WebSocketPipe};
 pub struct Acceptor {
     server: LinkServer<SharedToken>,
     settings: Arc<AcceptorSettings>,
-    /// The test's version, instead of the real one.
-    version: Arc<Mutex<u16>>,
 }
 
 /// The result of an upgrade.
@@ -36,25 +33,18 @@ pub struct Acceptor {
 pub enum Accepted {
     /// An agent has opened a tunnel.
     New(Session),
-    /// An agent has resumed its tunnel after an interruption. Its session goes on.
+    /// An agent has resumed its tunnel after an interruption. Its session continues.
     Resumed,
 }
 
 impl Acceptor {
     pub fn new(settings: AcceptorSettings) -> Self {
-        // The peers are authenticated before, so nothing is ever admitted by a token.
-        let nobody = SharedToken(Token::default());
+        // The peers are authenticated before, so none is ever admitted by its token.
+        let no_token = SharedToken(Token::default());
         Self {
-            server: LinkServer::new(settings.link(), nobody),
+            server: LinkServer::new(settings.link(), no_token),
             settings: Arc::new(settings),
-            version: Arc::new(Mutex::new(VERSION)),
         }
-    }
-
-    /// Pretends to be another version, for tests of what peers do then.
-    #[doc(hidden)]
-    pub fn set_version(&self, version: u16) {
-        *self.version.lock() = version;
     }
 
     /// Answers the upgrade request of an authenticated agent. `peer` is the name of its cluster, as its certificate says.
@@ -75,7 +65,7 @@ impl Acceptor {
         ),
         Refused,
     > {
-        let ours = *self.version.lock();
+        let ours = self.settings.version;
         let (theirs, key) = check(request.headers(), peer, ours)?;
         let response = switching_protocols(&key, ours).ok_or_else(|| Refused {
             status: StatusCode::BAD_REQUEST,

@@ -1,6 +1,6 @@
 //! When the agent connects again. Pure: the time and the random number are arguments.
 //!
-//! The delay is random between zero and a maximum (full jitter), so that a thousand agents that lost the same hub come back
+//! The delay is random between zero and a maximum (full jitter), so that a thousand agents that lost the same hub return
 //! evenly. The maximum is small in the first minute, which is longer than a hub's restart takes.
 
 use std::time::{Duration, Instant};

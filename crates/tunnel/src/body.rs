@@ -22,7 +22,7 @@ struct Received {
     window: Option<Receiving>,
     /// Explains the failure of the connection.
     explain: Arc<dyn Explain>,
-    /// What lasts as long as the body, such as the stream's place among the streams of a tunnel.
+    /// What lasts as long as the body, such as one of the streams that a tunnel may have.
     _guard: Option<Box<dyn Send + Sync>>,
 }
 
@@ -76,7 +76,7 @@ impl http_body::Body for Body {
                 Poll::Ready(Some(Err(error)))
             }
             None => {
-                // The stream's place is free as soon as the body has ended, also if its reader keeps the body.
+                // Another stream may take its turn as soon as the body has ended, also if its reader keeps the body.
                 self.0 = None;
                 Poll::Ready(None)
             }
@@ -109,16 +109,23 @@ pub(crate) struct WindowedBody {
     window: Option<Sending>,
     /// What was taken from the body, and has no room in the window yet.
     left: Bytes,
+    /// What lasts as long as the body.
+    _guard: Option<Box<dyn Send + Sync>>,
 }
 
 impl WindowedBody {
-    pub(crate) fn new(body: BoxBody, window: Option<Sending>) -> Self {
+    pub(crate) fn new(
+        body: BoxBody,
+        window: Option<Sending>,
+        guard: Option<Box<dyn Send + Sync>>,
+    ) -> Self {
         // A body without bytes needs no window.
         let window = window.filter(|_| !http_body::Body::is_end_stream(&body));
         Self {
             body,
             window,
             left: Bytes::new(),
+            _guard: guard,
         }
     }
 }

@@ -39,6 +39,7 @@ pub(crate) struct Dialer {
     endpoint: Endpoint,
     name: ServerName<'static>,
     cluster: String,
+    version: u16,
     proxy: ProxyRules,
     credentials: Arc<dyn Credentials>,
     connect_timeout: Duration,
@@ -52,11 +53,17 @@ impl Dialer {
     ) -> Result<Self, Error> {
         let endpoint = Endpoint::parse(&settings.url)?;
         // A name that cannot be sent is better found now.
-        request_head(&endpoint, &settings.cluster, &Upgrade::to(SUBPROTOCOL))?;
+        request_head(
+            &endpoint,
+            &settings.cluster,
+            settings.version,
+            &Upgrade::to(SUBPROTOCOL),
+        )?;
         Ok(Self {
             name: endpoint.server_name()?,
             endpoint,
             cluster: settings.cluster.clone(),
+            version: settings.version,
             proxy: settings.proxy.clone(),
             credentials,
             connect_timeout: settings.connect_timeout,
@@ -112,7 +119,7 @@ impl Dialer {
         mut connection: Connection,
     ) -> Result<WebSocketPipe<Connection>, Error> {
         let upgrade = Upgrade::to(SUBPROTOCOL);
-        let request = request_head(&self.endpoint, &self.cluster, &upgrade)?;
+        let request = request_head(&self.endpoint, &self.cluster, self.version, &upgrade)?;
         let lost = |error| self.lost(error);
         connection.write_all(&request).await.map_err(lost)?;
         connection.flush().await.map_err(lost)?;
@@ -120,7 +127,7 @@ impl Dialer {
         if head.status != http::StatusCode::SWITCHING_PROTOCOLS.as_u16() {
             read_error(&mut connection, &head, &mut body).await;
         }
-        check_response(&head, &upgrade, &body)?;
+        check_response(&head, self.version, &upgrade, &body)?;
         if !body.is_empty() {
             // A hub waits for the agent's first bytes.
             return Err(Error::Intermediary {

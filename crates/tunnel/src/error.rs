@@ -68,7 +68,7 @@ pub enum Error {
         /// Whether the agent may have received a part of the request.
         is_sent: bool,
     },
-    /// The stream of a request failed, and the tunnel goes on.
+    /// The stream of a request failed, and the tunnel continues.
     #[error("the request failed in the tunnel")]
     Stream(#[source] LinkError),
     /// The agent answered a request for an upgrade with something else than a response to it.

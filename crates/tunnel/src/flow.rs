@@ -11,6 +11,7 @@
 //! The same messages measure the round-trip time.
 
 mod grants;
+mod round_trip;
 mod window;
 
 use std::collections::HashMap;
@@ -27,6 +28,7 @@ use parking_lot::Mutex;
 
 pub(crate) use self::grants::GrantBody;
 use self::grants::{Decoder, Message, Outbox};
+use self::round_trip::{Ping, RoundTrip};
 use self::window::Window;
 pub(crate) use self::window::{INITIAL as INITIAL_WINDOW, MAX as MAX_WINDOW};
 use crate::greeting::RESERVED_PATH;
@@ -35,11 +37,6 @@ use crate::greeting::RESERVED_PATH;
 pub(crate) const OWN_STREAMS: u32 = 16;
 /// Says the number of a stream. It is only used between the two ends.
 pub(crate) const STREAM_HEADER: &str = "standin-tunnel-stream";
-/// How often the round-trip time is measured while there is traffic.
-const PING_INTERVAL: Duration = Duration::from_secs(1);
-/// The shortest round-trip time of this time counts, because a longer one includes waiting.
-const ROUND_TRIP_RETENTION: Duration = Duration::from_secs(60);
-
 /// The path of the exchange.
 pub(crate) fn path() -> String {
     format!("{RESERVED_PATH}flow")
@@ -56,12 +53,6 @@ pub(crate) struct Flow {
     max_reserved: u64,
     round_trip: Mutex<RoundTrip>,
     start: Instant,
-}
-
-#[derive(Debug, Default)]
-struct RoundTrip {
-    shortest: Option<(Duration, Instant)>,
-    pinged: Option<Instant>,
 }
 
 /// How much the sender of one body may send.
@@ -85,8 +76,13 @@ impl Flow {
 
     /// The body with this end's messages, and the first of them. There is one per tunnel.
     pub(crate) fn messages(&self) -> GrantBody {
-        self.ping(Instant::now());
+        self.ping(Instant::now(), Ping::Idle);
         GrantBody::new(Arc::clone(&self.outbox))
+    }
+
+    /// Ends the messages of this end, after those that wait. No stream may need any afterwards.
+    pub(crate) fn end(&self) {
+        self.outbox.end();
     }
 
     /// Handles the other end's messages until their body ends.
@@ -116,36 +112,33 @@ impl Flow {
             }
             Message::Ping { stamp } => self.outbox.send(Message::Pong { stamp }),
             Message::Pong { stamp } => {
+                let now = Instant::now();
                 let sent = self.start + Duration::from_micros(stamp);
-                self.measured(sent.elapsed());
+                let elapsed = now.saturating_duration_since(sent);
+                self.round_trip.lock().measured(stamp, elapsed);
             }
             Message::Unknown => {}
         }
     }
 
-    fn measured(&self, elapsed: Duration) {
-        let now = Instant::now();
-        let mut round_trip = self.round_trip.lock();
-        let is_shortest = round_trip.shortest.is_none_or(|(shortest, at)| {
-            elapsed <= shortest || now.duration_since(at) > ROUND_TRIP_RETENTION
-        });
-        if is_shortest {
-            round_trip.shortest = Some((elapsed, now));
+    /// Sends a grant, and measures the round-trip time now and then.
+    fn grant(&self, stream: u64, granted: u64, now: Instant) {
+        self.outbox.send(Message::Grant { stream, granted });
+        let ping = self.round_trip.lock().ping_due(now);
+        if let Some(ping) = ping {
+            self.ping(now, ping);
         }
     }
 
-    fn ping(&self, now: Instant) {
+    fn ping(&self, now: Instant, ping: Ping) {
         let stamp = now.saturating_duration_since(self.start).as_micros() as u64;
-        self.round_trip.lock().pinged = Some(now);
+        self.round_trip.lock().pinged(stamp, now, ping);
         self.outbox.send(Message::Ping { stamp });
     }
 
-    /// The shortest round-trip time, if there was one.
+    /// The round-trip time of the path without queues, if it was measured.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
-        self.round_trip
-            .lock()
-            .shortest
-            .map(|(shortest, _)| shortest)
+        self.round_trip.lock().path()
     }
 
     /// The windows of all bodies that this end receives: how far all senders may be ahead of their readers.
@@ -197,12 +190,8 @@ impl Receiving {
         // Wraps when the window has become smaller, which subtracts.
         let change = after.wrapping_sub(before);
         self.flow.reserved.fetch_add(change, Ordering::Relaxed);
-        let Some(granted) = granted else { return };
-        let stream = self.stream;
-        self.flow.outbox.send(Message::Grant { stream, granted });
-        let pinged = self.flow.round_trip.lock().pinged;
-        if pinged.is_none_or(|pinged| now.duration_since(pinged) > PING_INTERVAL) {
-            self.flow.ping(now);
+        if let Some(granted) = granted {
+            self.flow.grant(self.stream, granted, now);
         }
     }
 }

@@ -85,12 +85,13 @@ impl Endpoint {
 pub(crate) fn request_head(
     endpoint: &Endpoint,
     cluster: &str,
+    ours: u16,
     upgrade: &Upgrade,
 ) -> Result<Vec<u8>, Error> {
     let request = upgrade
         .add_headers(http::Request::get(&endpoint.path))
         .header(header::HOST, endpoint.authority())
-        .header(VERSION_HEADER, VERSION)
+        .header(VERSION_HEADER, ours)
         .header(CLUSTER_HEADER, cluster)
         .body(());
     let request = request
@@ -145,16 +146,16 @@ pub(crate) fn parse_response(bytes: &[u8]) -> Result<Option<ResponseHead>, Error
 /// Whether the response opens the tunnel; otherwise why not. `body` is the beginning of the response's body.
 pub(crate) fn check_response(
     head: &ResponseHead,
+    ours: u16,
     upgrade: &Upgrade,
     body: &[u8],
 ) -> Result<(), Error> {
     let theirs = version(&head.headers);
     if head.status == StatusCode::SWITCHING_PROTOCOLS.as_u16() {
         return match theirs {
-            Some(theirs) if !is_compatible(VERSION, theirs) => Err(Error::VersionMismatch {
-                ours: VERSION,
-                theirs,
-            }),
+            Some(theirs) if !is_compatible(ours, theirs) => {
+                Err(Error::VersionMismatch { ours, theirs })
+            }
             Some(_) if upgrade.is_accepted(&head.headers) => Ok(()),
             _ => Err(Error::Intermediary {
                 found: "the upgrade was answered by something that is no hub".to_owned(),
@@ -167,11 +168,8 @@ pub(crate) fn check_response(
         });
     };
     if head.status == StatusCode::UPGRADE_REQUIRED.as_u16() {
-        return match is_compatible(VERSION, theirs) {
-            false => Err(Error::VersionMismatch {
-                ours: VERSION,
-                theirs,
-            }),
+        return match is_compatible(ours, theirs) {
+            false => Err(Error::VersionMismatch { ours, theirs }),
             // The hub has not seen the upgrade that this agent has sent.
             true => Err(Error::Intermediary {
                 found: "the upgrade headers did not reach the hub".to_owned(),
@@ -264,7 +262,12 @@ mod tests {
         let head = parse_response(response.as_bytes());
         let result = head.and_then(|head| {
             let head = head.unwrap();
-            check_response(&head, &upgrade, &response.as_bytes()[head.length..])
+            check_response(
+                &head,
+                VERSION,
+                &upgrade,
+                &response.as_bytes()[head.length..],
+            )
         });
         let result = result.map_err(|error| error.to_string());
         assert_eq!(result, expected.map_err(str::to_owned));

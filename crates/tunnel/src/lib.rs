@@ -2,7 +2,7 @@
 //!
 //! The hub cannot reach the agent, so the agent opens one connection and keeps it. Over it, HTTP/2 has its roles reversed:
 //! the hub is the client, and each request is a stream of its own. The connection may be lost at any time; a
-//! [link](::link) below HTTP/2 resumes it, so that a watch, a shell or a download goes on after an interruption that is
+//! [link](::link) below HTTP/2 resumes it, so that a watch, a shell or a download continues after an interruption that is
 //! shorter than the resume window.
 //!
 //! ```text

@@ -123,7 +123,7 @@ where
 {
     let (meter, link_status) = (link.meter(), link.status());
     let tunnel = Tunnel::new(settings.limits.bytes_in_flight, meter.clone());
-    let service = TunnelService::new(service, tunnel);
+    let service = TunnelService::new(service, Arc::clone(&tunnel));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let stopped = async move { drop(stopped.await) };
     let serving = serve(link, windows(&settings.limits), service, stopped);
@@ -132,6 +132,7 @@ where
         served = serving.as_mut() => served,
         () = follow(link_status, status) => serving.await,
         () = shutdown.cancelled() => {
+            tunnel.end();
             drop(stop);
             // Requests that take longer are cut: the streams of watches never end.
             match timeout(settings.drain_timeout, serving).await {

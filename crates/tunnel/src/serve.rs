@@ -12,6 +12,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use link::http2::BoxError;
 use link::{LinkError, Meter};
+use parking_lot::Mutex;
 use tower_service::Service;
 
 use crate::body::{Body, Explain, WindowedBody};
@@ -28,6 +29,26 @@ pub(crate) struct TunnelService<S> {
 pub(crate) struct Tunnel {
     flow: Arc<Flow>,
     meter: Meter,
+    streams: Mutex<Streams>,
+}
+
+/// The streams of the hub's requests.
+#[derive(Default)]
+struct Streams {
+    open: usize,
+    /// No more are accepted.
+    is_ending: bool,
+}
+
+/// An open stream.
+struct Open(Arc<Tunnel>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let mut streams = self.0.streams.lock();
+        streams.open -= 1;
+        self.0.end_after_streams(&streams);
+    }
 }
 
 impl Tunnel {
@@ -35,7 +56,26 @@ impl Tunnel {
         Arc::new(Self {
             flow: Flow::new(max_bytes_in_flight),
             meter,
+            streams: Mutex::default(),
         })
+    }
+
+    /// The agent leaves: the tunnel's own exchange ends after the last stream, which may need it until then.
+    pub(crate) fn end(&self) {
+        let mut streams = self.streams.lock();
+        streams.is_ending = true;
+        self.end_after_streams(&streams);
+    }
+
+    fn end_after_streams(&self, streams: &Streams) {
+        if streams.is_ending && streams.open == 0 {
+            self.flow.end();
+        }
+    }
+
+    fn open(self: &Arc<Self>) -> Open {
+        self.streams.lock().open += 1;
+        Open(Arc::clone(self))
     }
 }
 
@@ -79,7 +119,7 @@ where
             let messages = flow.messages().map_err(|never: Infallible| match never {});
             let (body, flow) = (request.into_body(), Arc::clone(flow));
             tokio::spawn(async move { flow.receive(body).await });
-            let body = WindowedBody::new(messages.boxed_unsync(), None);
+            let body = WindowedBody::new(messages.boxed_unsync(), None, None);
             return Box::pin(std::future::ready(Ok(Response::new(body))));
         }
         let stream = request.headers_mut().remove(STREAM_HEADER);
@@ -88,12 +128,13 @@ where
         let sending = stream.map(|stream| Sending::new(Arc::clone(flow), stream));
         let explain = Arc::clone(&self.tunnel) as Arc<dyn Explain>;
         let request = request.map(|body| Body::new(body, receiving, explain, None));
+        let open = self.tunnel.open();
         let response = self.inner.call(request);
         Box::pin(async move {
             let response = response.await.map_err(Into::into)?;
             Ok(response.map(|body| {
                 let body = body.map_err(Into::into).boxed_unsync();
-                WindowedBody::new(body, sending)
+                WindowedBody::new(body, sending, Some(Box::new(open)))
             }))
         })
     }

@@ -83,14 +83,14 @@ pub struct Statistics {
     pub bytes_in_flight: u64,
     /// How often the connection was resumed.
     pub resumes: u64,
-    /// The shortest round-trip time of the last minute with traffic.
+    /// The round-trip time of the path.
     pub round_trip: Option<std::time::Duration>,
 }
 
-/// A stream's place among the streams of its tunnel.
-struct Place(Arc<Mutex<Limiter>>);
+/// One of the streams of a tunnel, until it is dropped.
+struct StreamPermit(Arc<Mutex<Limiter>>);
 
-impl Drop for Place {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
         self.0.lock().close();
     }
@@ -125,6 +125,8 @@ impl Session {
                 if let Ok(response) = response.await {
                     flow.receive(response.into_body()).await;
                 }
+                // The agent leaves, and has no other streams any more.
+                flow.end();
             });
         }
         Ok(Self(Arc::new(Owner { shared, client })))
@@ -138,10 +140,11 @@ impl Session {
     /// When a limit is reached, the tunnel has ended, or the agent does not serve the request.
     pub async fn send(&self, request: Request<BoxBody>) -> Result<Response<Body>, Error> {
         let shared = &self.0.shared;
-        let place = shared.open()?;
+        let permit = shared.open()?;
         let stream = shared.next_stream.fetch_add(1, Ordering::Relaxed);
         let sending = Sending::new(Arc::clone(&shared.flow), stream);
-        let mut request = request.map(|body| WindowedBody::new(body, Some(sending)).boxed_unsync());
+        let mut request =
+            request.map(|body| WindowedBody::new(body, Some(sending), None).boxed_unsync());
         let headers = request.headers_mut();
         headers.insert(STREAM_HEADER, HeaderValue::from(stream));
         let receiving = Receiving::new(Arc::clone(&shared.flow), stream);
@@ -149,7 +152,7 @@ impl Session {
         let response =
             sent.map_err(|failed| shared.failure(failed.error, failed.unsent.is_none()))?;
         let explain = Arc::clone(shared) as Arc<dyn Explain>;
-        Ok(response.map(|body| Body::new(body, Some(receiving), explain, Some(Box::new(place)))))
+        Ok(response.map(|body| Body::new(body, Some(receiving), explain, Some(Box::new(permit)))))
     }
 
     /// The name of the agent's cluster.
@@ -227,7 +230,7 @@ impl Session {
 }
 
 impl Shared {
-    fn open(&self) -> Result<Place, Error> {
+    fn open(&self) -> Result<StreamPermit, Error> {
         if let SessionStatus::Ended(reason) = &*self.status.borrow() {
             return Err(Error::Disconnected {
                 reason: reason.clone(),
@@ -239,7 +242,7 @@ impl Shared {
             false => Err(Limit::BytesInFlight(self.limits.bytes_in_flight)),
         };
         match opened {
-            Ok(()) => Ok(Place(Arc::clone(&self.limiter))),
+            Ok(()) => Ok(StreamPermit(Arc::clone(&self.limiter))),
             Err(limit) => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 Err(limit.into())

@@ -7,6 +7,7 @@ use link::{Buffers, Redial, ServerSettings};
 
 use crate::error::Error;
 use crate::flow;
+use crate::greeting::{Endpoint, VERSION};
 use crate::limits::Limits;
 use crate::proxy::ProxyRules;
 
@@ -41,6 +42,8 @@ pub struct Settings {
     pub handshake_timeout: Duration,
     /// How long requests may still take after the shutdown has begun.
     pub drain_timeout: Duration,
+    /// The version of the protocol. Others than [`VERSION`] are for tests of what happens then.
+    pub version: u16,
 }
 
 /// The delays between attempts to connect. Each is random between zero and a maximum, which doubles.
@@ -70,6 +73,8 @@ pub struct AcceptorSettings {
     /// How long an upgrade and the handshake after it may take.
     pub handshake_timeout: Duration,
     pub max_sessions: usize,
+    /// The version of the protocol. Others than [`VERSION`] are for tests of what happens then.
+    pub version: u16,
 }
 
 impl Settings {
@@ -86,6 +91,7 @@ impl Settings {
             connect_timeout: Duration::from_secs(2),
             handshake_timeout: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(10),
+            version: VERSION,
         }
     }
 
@@ -109,7 +115,7 @@ impl Settings {
     /// # Errors
     /// When it is no `wss://` address, which is better reported before the first attempt.
     pub fn check(&self) -> Result<(), Error> {
-        crate::greeting::Endpoint::parse(&self.url).map(drop)
+        Endpoint::parse(&self.url).map(drop)
     }
 }
 
@@ -146,6 +152,7 @@ impl Default for AcceptorSettings {
             limits: Limits::default(),
             handshake_timeout: Duration::from_secs(10),
             max_sessions: 10_000,
+            version: VERSION,
         }
     }
 }

@@ -118,10 +118,7 @@ fn full_names_on_the_allow_list_are_enforced_by_the_api_server_too() {
         &[("users", &[]), ("groups", &[]), ("uids", &[])],
     );
     check_impersonation(
-        &[
-            "agent.allow.users={system:serviceaccount:ci:deployer}",
-            "agent.allow.groups={}",
-        ],
+        &[r#"agent.allow={"users":["system:serviceaccount:ci:deployer"],"groups":[]}"#],
         &[("serviceaccounts", &["deployer"]), ("uids", &[])],
     );
     check_impersonation(

@@ -116,6 +116,10 @@ pub(crate) const HUB_VALUES: ChartValues = ChartValues {
         ("proxy.primaryOperators", "proxy.primaryOperators={a}"),
         ("proxy.responseTimeoutSecs", "proxy.responseTimeoutSecs=10"),
         ("service.annotations", "service.annotations.a=b"),
+        (
+            "service.nodePorts",
+            "service.type=NodePort+service.nodePorts.agents=30443",
+        ),
         ("service.type", "service.type=NodePort"),
         (
             "serviceAccount.annotations",
@@ -164,6 +168,7 @@ pub(crate) const HUB_VALUES: ChartValues = ChartValues {
             "invalid propertyName",
         ),
         ("service.type=ExternalName", "/service/type"),
+        ("service.nodePorts.metrics=30082", "'metrics' not allowed"),
         (
             "networkPolicy.memberCidrs={10.0.0.1/32}",
             "'memberCidrs' not allowed",

@@ -25,16 +25,22 @@ pub(crate) fn scenarios(environment: &Arc<LazyEnvironment>) -> Vec<Trial> {
 /// From nothing to a connected cluster, with the commands that the documentation names.
 async fn a_cluster_is_used_through_a_hub(scenario: &Scenario<'_>) -> Result<()> {
     let tunnel = Tunnel::install(scenario).await?;
+    let used = use_the_cluster(&tunnel).await;
+    // The clusters are gone when the scenario's own diagnostics are collected.
+    used.map_err(|error| error.context(tunnel.logs()))
+}
+
+async fn use_the_cluster(tunnel: &Tunnel<'_>) -> Result<()> {
     tunnel.log_in()?;
     tunnel.onboard()?;
     tunnel.isolate()?;
-    the_cluster_is_listed(&tunnel).await?;
+    the_cluster_is_listed(tunnel).await?;
     tunnel.write_kubeconfig()?;
-    clients::kubernetes_clients_work_unchanged(&tunnel).await?;
-    clients::requests_are_audited(&tunnel).await?;
-    clients::a_session_runs_through_the_tunnel(&tunnel).await?;
-    interruptions::nothing_is_lost_in_an_interruption(&tunnel).await?;
-    a_revoked_cluster_is_disconnected(&tunnel).await?;
+    clients::kubernetes_clients_work_unchanged(tunnel).await?;
+    clients::requests_are_audited(tunnel).await?;
+    clients::a_session_runs_through_the_tunnel(tunnel).await?;
+    interruptions::nothing_is_lost_in_an_interruption(tunnel).await?;
+    a_revoked_cluster_is_disconnected(tunnel).await?;
     tunnel.uninstall()
 }
 

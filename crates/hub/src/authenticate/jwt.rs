@@ -95,6 +95,17 @@ pub(super) fn unverified_issuer(token: &str) -> Option<String> {
     claims.get("iss")?.as_str().map(str::to_owned)
 }
 
+/// Whether a token says that it is for this audience, which proves nothing.
+pub(super) fn names_audience(token: &str, audience: &str) -> bool {
+    let claims = split(token).and_then(|(_, claims, _)| decode::<Claims>(claims));
+    let Ok(claims) = claims else { return false };
+    match claims.get("aud") {
+        Some(Value::String(one)) => one == audience,
+        Some(Value::Array(all)) => all.iter().any(|one| one == audience),
+        _ => false,
+    }
+}
+
 /// Verifies a token, and returns its claims.
 pub(super) fn verify(
     token: &str,

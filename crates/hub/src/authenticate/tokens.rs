@@ -14,10 +14,12 @@ use ring::rand::SystemRandom;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::Rejected;
+use super::{Rejected, jwt};
 use crate::cache::{Cache, Loaded};
 use crate::user::User;
 
+/// The audience of tokens for hubs only, which other API servers do not accept. That of the operator of a Primary has it.
+const OWN_AUDIENCE: &str = "standin-hub";
 /// How long a valid token may be used after it was revoked.
 const VALID_TTL: Duration = Duration::from_secs(10);
 /// How long an invalid token causes no other review.
@@ -30,7 +32,7 @@ const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 /// The review of tokens.
 pub(crate) struct TokenReviews {
     client: Client,
-    /// The audiences that a token may be for. Empty for those of the API server.
+    /// The audiences that a token may be for. Empty for [`OWN_AUDIENCE`] and those of the API server.
     audiences: Vec<String>,
     key: hmac::Key,
     cache: Cache<Vec<u8>, Option<User>>,
@@ -91,17 +93,27 @@ impl TokenReviews {
             .acquire()
             .await
             .map_err(|error| unavailable(&error))?;
+        let audiences = self.audiences_of(token);
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
-                audiences: (!self.audiences.is_empty()).then(|| self.audiences.clone()),
+                audiences: (!audiences.is_empty()).then(|| audiences.clone()),
             },
             ..TokenReview::default()
         };
         let reviews: Api<TokenReview> = Api::all(self.client.clone());
         let reviewed = reviews.create(&PostParams::default(), &review).await;
         let status = reviewed.map_err(|error| unavailable(&error))?.status;
-        decide(status.unwrap_or_default(), &self.audiences)
+        decide(status.unwrap_or_default(), &audiences)
+    }
+
+    /// The audiences that are accepted for a token. A review is for one or the other: nothing names the API server's own.
+    fn audiences_of(&self, token: &str) -> Vec<String> {
+        if self.audiences.is_empty() && jwt::names_audience(token, OWN_AUDIENCE) {
+            vec![OWN_AUDIENCE.to_owned()]
+        } else {
+            self.audiences.clone()
+        }
     }
 }
 

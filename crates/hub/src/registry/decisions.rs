@@ -41,11 +41,13 @@ pub(crate) fn needs_registration(cluster: &ManagedCluster, now: Timestamp) -> Op
         .peekable();
     if valid.peek().is_none() {
         let mut revoked = cluster.spec.revoked.iter();
-        return Some(if revoked.any(|certificate| now < certificate.expires_at.0) {
-            ClusterState::Revoked
-        } else {
-            ClusterState::Pending
-        });
+        return Some(
+            if revoked.any(|certificate| now < certificate.expires_at.0) {
+                ClusterState::Revoked
+            } else {
+                ClusterState::Pending
+            },
+        );
     }
     let is_listed = |certificate: &IssuedCertificate| {
         let mut revoked = cluster.spec.revoked.iter();
@@ -139,16 +141,25 @@ mod tests {
 
     #[test]
     fn a_revocation_includes_every_earlier_certificate_and_its_key() {
-        let (old, new) = (PrivateKey::generate().unwrap(), PrivateKey::generate().unwrap());
+        let (old, new) = (
+            PrivateKey::generate().unwrap(),
+            PrivateKey::generate().unwrap(),
+        );
         let (known, unknown) = (issued(&old, 0), issued(&PrivateKey::generate().unwrap(), 0));
         let mut cluster = cluster();
         assert!(!is_revoked(&cluster, &known));
-        assert_eq!(needs_registration(&cluster, at(0)), Some(ClusterState::Pending));
+        assert_eq!(
+            needs_registration(&cluster, at(0)),
+            Some(ClusterState::Pending)
+        );
         assert!(add_certificate(&mut cluster, &known, at(0)));
         assert!(!add_certificate(&mut cluster, &known, at(0)));
         assert_eq!(needs_registration(&cluster, at(0)), None);
         revoke_all(&mut cluster, at(100));
-        assert_eq!(needs_registration(&cluster, at(100)), Some(ClusterState::Revoked));
+        assert_eq!(
+            needs_registration(&cluster, at(100)),
+            Some(ClusterState::Revoked)
+        );
         assert!(peer(&cluster, at(100)).is_none());
         // Also one that the status does not have, and another certificate for the same key.
         assert!(is_revoked(&cluster, &known) && is_revoked(&cluster, &unknown));
@@ -161,7 +172,10 @@ mod tests {
         // When everything has expired, the list is empty again.
         revoke_all(&mut cluster, at(10_000));
         assert!(cluster.spec.revoked.is_empty());
-        assert_eq!(needs_registration(&cluster, at(10_000)), Some(ClusterState::Pending));
+        assert_eq!(
+            needs_registration(&cluster, at(10_000)),
+            Some(ClusterState::Pending)
+        );
     }
 
     #[test]

@@ -24,7 +24,10 @@ async fn a_revocation_at_one_replica_ends_the_tunnel_at_another() {
     let agent = TestAgent::start(&hub, "a", &credentials);
     hub.until_state("a", "connected").await;
     let revoked = other.request("POST", "/api/clusters/a/revoke", None).await;
-    assert_eq!((revoked.code, &revoked.body["state"]), (200, &json!("revoked")));
+    assert_eq!(
+        (revoked.code, &revoked.body["state"]),
+        (200, &json!("revoked"))
+    );
     hub.until_state("a", "revoked").await;
     assert_eq!(connect_code(&hub, &agent).await, 403);
     assert_eq!(connect_code(&other, &agent).await, 403);
@@ -34,7 +37,9 @@ async fn a_revocation_at_one_replica_ends_the_tunnel_at_another() {
     let credentials = other.registered("a").await;
     let agent = TestAgent::start(&hub, "a", &credentials);
     hub.until_state("a", "connected").await;
-    let metrics = TestClient::plain(hub.metrics).send("GET", "/metrics", None).await;
+    let metrics = TestClient::plain(hub.metrics)
+        .send("GET", "/metrics", None)
+        .await;
     let counted = "standin_hub_disconnects_total{cluster=\"a\",reason=\"revoked\"} 1";
     assert!(metrics.text.contains(counted), "{}", metrics.text);
     drop(agent);
@@ -44,7 +49,9 @@ async fn a_revocation_at_one_replica_ends_the_tunnel_at_another() {
 async fn a_removed_cluster_is_disconnected_and_refused() {
     let hub = TestHub::start().await;
     let new = json!({ "name": "b", "labels": { "region": "eu" } });
-    let added = hub.request("POST", "/api/clusters", Some(new.clone())).await;
+    let added = hub
+        .request("POST", "/api/clusters", Some(new.clone()))
+        .await;
     assert_eq!(added.code, 201, "{}", added.text);
     assert_eq!(added.body["labels"], json!({ "region": "eu" }));
     let again = hub.request("POST", "/api/clusters", Some(new)).await;
@@ -64,7 +71,11 @@ async fn a_removed_cluster_is_disconnected_and_refused() {
     // A cluster of the values is removed there.
     let refused = hub.request("DELETE", "/api/clusters/a", None).await;
     assert_eq!(refused.code, 409);
-    assert!(refused.text.contains("upgrade the chart"), "{}", refused.text);
+    assert!(
+        refused.text.contains("upgrade the chart"),
+        "{}",
+        refused.text
+    );
 }
 
 /// As in the table of failures: it is removed from the values while its agent is connected, and added again.
@@ -80,7 +91,9 @@ async fn a_cluster_that_is_removed_from_the_values_is_disconnected() {
     hub.until_state("b", "none").await;
     let counted = "standin_hub_disconnects_total{cluster=\"b\",reason=\"not_registered\"} 1";
     hub.until("the tunnel has ended", async || {
-        let metrics = TestClient::plain(hub.metrics).send("GET", "/metrics", None).await;
+        let metrics = TestClient::plain(hub.metrics)
+            .send("GET", "/metrics", None)
+            .await;
         metrics.text.contains(counted)
     })
     .await;

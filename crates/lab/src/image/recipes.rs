@@ -77,6 +77,7 @@ pub fn tools(cache: &Cache, progress: &dyn Fn(&str)) -> Result<ImageArchive, Ima
             "sed",
             "socat",
             "strace",
+            "tar",
             "tcpdump",
             "util-linux",
         ])

@@ -88,6 +88,8 @@ struct Waiting {
     grants: HashMap<u64, u64>,
     others: Vec<Message>,
     waker: Option<Waker>,
+    /// There will be no more messages.
+    is_ending: bool,
     /// The body was dropped: the tunnel has ended.
     is_closed: bool,
 }
@@ -99,6 +101,7 @@ impl Outbox {
             return;
         }
         match message {
+            _ if waiting.is_ending => {}
             Message::Grant { stream, granted } => drop(waiting.grants.insert(stream, granted)),
             message if waiting.others.len() < MAX_OTHERS => waiting.others.push(message),
             _ => {}
@@ -108,9 +111,18 @@ impl Outbox {
             waker.wake();
         }
     }
+
+    pub(super) fn end(&self) {
+        let mut waiting = self.0.lock();
+        waiting.is_ending = true;
+        if let Some(waker) = waiting.waker.take() {
+            drop(waiting);
+            waker.wake();
+        }
+    }
 }
 
-/// Sends what is in an outbox. It never ends.
+/// Sends what is in an outbox, until that ends.
 #[derive(Debug)]
 pub(crate) struct GrantBody(Arc<Outbox>);
 
@@ -130,6 +142,9 @@ impl Body for GrantBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let mut waiting = self.0.0.lock();
         if waiting.grants.is_empty() && waiting.others.is_empty() {
+            if waiting.is_ending {
+                return Poll::Ready(None);
+            }
             waiting.waker = Some(context.waker().clone());
             return Poll::Pending;
         }
@@ -205,5 +220,22 @@ mod tests {
         drop(body);
         outbox.send(Message::Ping { stamp: 1 });
         assert!(outbox.0.lock().others.is_empty());
+    }
+
+    #[test]
+    fn a_body_ends_after_the_messages_that_wait() {
+        let outbox = Arc::new(Outbox::default());
+        let mut body = GrantBody::new(Arc::clone(&outbox));
+        outbox.send(Message::Ping { stamp: 1 });
+        outbox.end();
+        outbox.send(Message::Ping { stamp: 2 });
+        let mut context = Context::from_waker(Waker::noop());
+        let first = Pin::new(&mut body).poll_frame(&mut context);
+        let Poll::Ready(Some(Ok(frame))) = first else {
+            panic!("there is a message");
+        };
+        assert_eq!(frame.into_data().unwrap().len(), LENGTH);
+        let end = Pin::new(&mut body).poll_frame(&mut context);
+        assert!(matches!(end, Poll::Ready(None)));
     }
 }

@@ -53,7 +53,6 @@ pub(super) struct Setup {
     pub(super) settings: Settings,
     /// The cluster of the agent's certificate.
     pub(super) peer: &'static str,
-    pub(super) version: u16,
 }
 
 impl Default for Setup {
@@ -62,12 +61,10 @@ impl Default for Setup {
         // A test does not wait for a refused agent to try again.
         settings.reconnect.min = Duration::from_millis(10);
         settings.reconnect.max_at_first = Duration::from_millis(50);
-        settings.drain_timeout = Duration::from_millis(100);
         Self {
             acceptor: AcceptorSettings::default(),
             settings,
             peer: CLUSTER,
-            version: crate::VERSION,
         }
     }
 }
@@ -98,7 +95,6 @@ impl Tunnel {
     pub(super) async fn start(setup: Setup) -> Self {
         let authority = Authority::new();
         let acceptor = Acceptor::new(setup.acceptor);
-        acceptor.set_version(setup.version);
         let (sender, sessions) = mpsc::unbounded_channel();
         let tls = authority.hub_tls(&authority.sign("localhost", Life::Valid));
         let (hub, peer) = (acceptor.clone(), setup.peer);

@@ -18,20 +18,24 @@ use crate::{ProxyRules, Settings};
 
 #[tokio::test]
 async fn versions_one_apart_work_together_and_others_are_refused_by_name() {
-    let (_tunnel, session) = Tunnel::open_with(Setup {
-        version: 2,
-        ..Setup::default()
-    })
-    .await;
-    let response = get(&session, "/hello").await.unwrap();
-    assert_eq!(text(response).await.unwrap(), "hello");
-    let mut tunnel = Tunnel::start(Setup {
-        version: 3,
-        ..Setup::default()
-    })
-    .await;
-    let expected = "the hub uses version 3 of the tunnel protocol and this agent version 1: upgrade the older one";
-    assert_eq!(tunnel.agent.error().await, expected);
+    let with = |hub, agent| {
+        let mut setup = Setup::default();
+        (setup.acceptor.version, setup.settings.version) = (hub, agent);
+        setup
+    };
+    for (hub, agent) in [(1, 1), (2, 1), (1, 2)] {
+        let (_tunnel, session) = Tunnel::open_with(with(hub, agent)).await;
+        assert_eq!(session.version(), agent);
+        let response = get(&session, "/hello").await.unwrap();
+        assert_eq!(text(response).await.unwrap(), "hello");
+    }
+    for (hub, agent) in [(3, 1), (1, 3)] {
+        let error = Tunnel::start(with(hub, agent)).await.agent.error().await;
+        let expected = format!(
+            "the hub uses version {hub} of the tunnel protocol and this agent version {agent}: upgrade the older one"
+        );
+        assert_eq!(error, expected);
+    }
 }
 
 #[tokio::test]

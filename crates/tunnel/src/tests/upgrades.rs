@@ -55,7 +55,7 @@ pub(super) async fn open_echo(session: &Session) -> Upgraded {
 pub(super) async fn read_exactly(reader: &mut Body, length: usize) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     while bytes.len() < length {
-        let frame = reader.frame().await.expect("the stream goes on")?;
+        let frame = reader.frame().await.expect("the stream continues")?;
         bytes.extend_from_slice(&frame.into_data().unwrap());
     }
     assert_eq!(bytes.len(), length);

@@ -183,7 +183,10 @@ impl Worker {
         let line = self.0.line()?;
         match line.trim() {
             "ready" => Ok(()),
-            _ => bail!("the program did not start; its log is {}", log_path()?.display()),
+            _ => bail!(
+                "the program did not start; its log is {}",
+                log_path()?.display()
+            ),
         }
     }
 

@@ -24,5 +24,7 @@ pub(super) fn rows(site: &mut Site, _: &Extent) -> Result<Vec<Row>> {
     }
     let [ours, theirs] = recovered;
     let name = "first good request after an outage of 20 s";
-    Ok(vec![Row::new(name, ours, "s").baseline(theirs).at_most(3.0)])
+    Ok(vec![
+        Row::new(name, ours, "s").baseline(theirs).at_most(3.0),
+    ])
 }

@@ -38,7 +38,11 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
         .ratio_at_most(1.5),
     );
     for (carrier, begin) in ["ours", "remotedialer"].iter().zip(begin) {
-        rows.push(Row::new(format!("memory of both ends at first, {carrier}"), begin?, "MiB"));
+        rows.push(Row::new(
+            format!("memory of both ends at first, {carrier}"),
+            begin?,
+            "MiB",
+        ));
     }
     Ok(rows)
 }
@@ -70,7 +74,8 @@ fn stalled(site: &mut Site, extent: &Extent) -> Result<[(f64, f64, f64); 2]> {
         let round_trips = json!({"do": "round_trips", "address": address, "count": 3000});
         let before = site.seconds(&round_trips)?;
         let memory_before = memory(site, carrier)?;
-        let hold = json!({"do": "hold", "address": address, "count": STALLED, "bytes": 1_u64 << 40});
+        let hold =
+            json!({"do": "hold", "address": address, "count": STALLED, "bytes": 1_u64 << 40});
         site.load(&hold)?;
         sleep(Duration::from_secs(minute));
         // A tunnel that other streams cannot use any more counts as infinitely slow.

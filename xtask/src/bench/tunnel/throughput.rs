@@ -8,10 +8,8 @@ use super::{Extent, LINKS, Row};
 use crate::bench::session::median;
 
 /// Streams at the same time, and the MiB of all together without a delay, and with one.
-const CASES: [(u32, &str, u64, u64); 2] = [
-    (1, "one stream", 512, 256),
-    (100, "100 streams", 1000, 500),
-];
+const CASES: [(u32, &str, u64, u64); 2] =
+    [(1, "one stream", 512, 256), (100, "100 streams", 1000, 500)];
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
@@ -34,9 +32,8 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
                 }
             }
             let [direct, ours, remotedialer] = speeds.map(median);
-            let row = |other: &str| {
-                Row::new(format!("{name}, {link} ms, and {other}"), ours, "MiB/s")
-            };
+            let row =
+                |other: &str| Row::new(format!("{name}, {link} ms, and {other}"), ours, "MiB/s");
             rows.push(
                 row("remotedialer")
                     .baseline(remotedialer)

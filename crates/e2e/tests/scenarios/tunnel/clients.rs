@@ -1,5 +1,6 @@
 //! Kubernetes clients, unchanged, through the tunnel.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -15,6 +16,7 @@ use lab::standind;
 use serde_json::Value;
 
 use super::environment::{CLUSTER, Tunnel};
+use crate::scenarios::support::programs;
 
 /// A pod that prints a number ten times per second.
 const COUNTER: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: counter}\nspec:\n  terminationGracePeriodSeconds: 0\n  \
@@ -232,7 +234,18 @@ fn helm_installs_upgrades_and_rolls_back(tunnel: &Tunnel<'_>) -> Result<()> {
 
 /// The client library in Rust. kubectl and helm have that in Go.
 async fn a_client_library_lists_and_watches(tunnel: &Tunnel<'_>) -> Result<()> {
-    let kubeconfig = Kubeconfig::read_from(tunnel.kubeconfig())?;
+    let mut kubeconfig = Kubeconfig::read_from(tunnel.kubeconfig())?;
+    // The plugin runs in the environment of this process, which is not the user's.
+    for user in &mut kubeconfig.auth_infos {
+        let plugin = user.auth_info.as_mut().and_then(|info| info.exec.as_mut());
+        let plugin = plugin.context("the kubeconfig has no credential plugin")?;
+        plugin.command = Some(programs()?.standin().get_program().display().to_string());
+        let home = HashMap::from([
+            ("name".to_owned(), "HOME".to_owned()),
+            ("value".to_owned(), tunnel.home().display().to_string()),
+        ]);
+        plugin.env.get_or_insert_default().push(home);
+    }
     let options = KubeConfigOptions {
         context: Some(tunnel.context()?),
         ..KubeConfigOptions::default()

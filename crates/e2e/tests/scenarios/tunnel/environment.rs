@@ -22,6 +22,9 @@ const AGENT_CHART: &str = concat!(
 /// The cluster that dials out, at the hub and in the lab.
 pub(super) const CLUSTER: &str = "far";
 const HUB: &str = "hub";
+/// The ports of the hub's node for agents and for Kubernetes clients.
+const AGENTS_PORT: u16 = 30443;
+const CLIENTS_PORT: u16 = 30643;
 /// A user of the hub's cluster.
 const USER: &str = "anna";
 
@@ -31,10 +34,8 @@ pub(super) struct Tunnel<'scenario> {
     pub(super) agent: TestNamespace,
     /// The home directory of the user.
     home: TempDir,
-    /// The host and the ports for agents and for Kubernetes clients, as agents and users reach them.
+    /// The hub's host, as agents and users reach it.
     address: IpAddr,
-    agents_port: u16,
-    clients_port: u16,
     _scenario: &'scenario Scenario<'scenario>,
 }
 
@@ -48,43 +49,39 @@ impl<'scenario> Tunnel<'scenario> {
         let hub = scenario.namespace_on(clusters.get(HUB)?).await?;
         let agent = scenario.namespace_on(clusters.get(CLUSTER)?).await?;
         let address = host_of(&clusters.lab().cluster(HUB)?.api_server())?;
-        let mut tunnel = Self {
+        let tunnel = Self {
             clusters,
             hub,
             agent,
             home: tempfile::tempdir()?,
             address,
-            agents_port: 0,
-            clients_port: 0,
             _scenario: scenario,
         };
-        tunnel.helm("install", &json!({}))?;
-        tunnel.agents_port = tunnel.node_port("agents")?;
-        tunnel.clients_port = tunnel.node_port("clients")?;
-        // The ports are known only now. The hub takes the change over without a restart.
-        tunnel.helm("upgrade", &tunnel.addresses())?;
+        tunnel.helm("install", &tunnel.addresses())?;
         tunnel.create_user()?;
         Ok(tunnel)
     }
 
     fn addresses(&self) -> Value {
         json!({
-            "agent": {"url": format!("wss://{}:{}", self.address, self.agents_port)},
+            "agent": {"url": format!("wss://{}:{}", self.address, AGENTS_PORT)},
             "apiURL": self.url(),
         })
     }
 
     /// The address for Kubernetes clients.
     pub(super) fn url(&self) -> String {
-        format!("https://{}:{}", self.address, self.clients_port)
+        format!("https://{}:{}", self.address, CLIENTS_PORT)
     }
 
     fn helm(&self, verb: &str, values: &Value) -> Result<()> {
         let (repository, tag) = standind::HUB_REFERENCE.rsplit_once(':').context("no tag")?;
         let mut values = values.clone();
-        values["service"] = json!({"type": "NodePort"});
+        values["service"] = json!({
+            "type": "NodePort", "nodePorts": {"agents": AGENTS_PORT, "clients": CLIENTS_PORT},
+        });
         values["hub"] = json!({
-            "replicas": 1, "image": {"repository": repository, "tag": tag}, "log": {"level": "debug", "json": false},
+            "replicas": 1, "image": {"repository": repository, "tag": tag}, "log": {"level": "info", "json": false},
         });
         let mut file = tempfile::NamedTempFile::new()?;
         file.write_all(values.to_string().as_bytes())?;
@@ -100,16 +97,6 @@ impl<'scenario> Tunnel<'scenario> {
         .arg(file.path());
         lab::output_of(&mut helm).map(drop)?;
         Ok(())
-    }
-
-    fn node_port(&self, name: &str) -> Result<u16> {
-        let path = format!("--output=jsonpath={{.spec.ports[?(@.name==\"{name}\")].nodePort}}");
-        let port = self
-            .hub
-            .kubectl(&["get", "service", "standin-hub", &path])?;
-        port.trim()
-            .parse()
-            .with_context(|| format!("no port: {port}"))
     }
 
     /// A user of the hub, who may also administer it.
@@ -160,6 +147,11 @@ impl<'scenario> Tunnel<'scenario> {
         Ok(())
     }
 
+    /// The home directory of the user.
+    pub(super) fn home(&self) -> &Path {
+        self.home.path()
+    }
+
     pub(super) fn kubeconfig(&self) -> PathBuf {
         self.home.path().join("kubeconfig")
     }
@@ -171,17 +163,10 @@ impl<'scenario> Tunnel<'scenario> {
             .kubectl(&["create", "token", USER, "--duration=1h"])?;
         let token_file = self.home.path().join("token");
         fs::write(&token_file, token)?;
-        let authority = "--output=jsonpath={.data.ca\\.crt}";
-        let encoded = self
+        let authority = r#"--output=go-template={{index .data "ca.crt" | base64decode}}"#;
+        let authority = self
             .hub
             .kubectl(&["get", "secret", "standin-hub-ca", authority])?;
-        let mut decode = Command::new("base64");
-        let authority = lab::output_of(decode.arg("--decode").stdin({
-            let mut file = tempfile::tempfile()?;
-            file.write_all(encoded.as_bytes())?;
-            std::io::Seek::rewind(&mut file)?;
-            file
-        }))?;
         let authority_file = self.home.path().join("hub-ca.crt");
         fs::write(&authority_file, authority)?;
         let (token_file, authority_file) = (
@@ -252,6 +237,9 @@ impl<'scenario> Tunnel<'scenario> {
             &from_file,
         ])?;
         let (repository, tag) = standind::HUB_REFERENCE.rsplit_once(':').context("no tag")?;
+        // Groups of service accounts are groups of the system, which have to be named.
+        let of_namespace = format!("system:serviceaccounts:{}", self.hub.name);
+        let groups = format!("system:serviceaccounts,{of_namespace}");
         let mut helm = self.agent.cluster.client.helm();
         helm.args([
             "--namespace",
@@ -263,7 +251,8 @@ impl<'scenario> Tunnel<'scenario> {
         .args(["--wait", "--timeout=180s"])
         .args(["--set", &format!("agent.image.repository={repository}")])
         .args(["--set-string", &format!("agent.image.tag={tag}")])
-        .args(["--set", &format!("agent.allow.users={{{}}}", self.user())]);
+        .args(["--set", &format!("agent.allow.users={{{}}}", self.user())])
+        .args(["--set", &format!("agent.allow.groups={{{groups}}}")]);
         for (key, value) in values {
             let value = value.as_str().context("no text")?;
             helm.args(["--set-string", &format!("{key}={value}")]);
@@ -350,6 +339,18 @@ impl<'scenario> Tunnel<'scenario> {
         let context = self.context()?;
         helm.args(["--kube-context", &context, "--namespace", &self.agent.name]);
         Ok(lab::output_of(helm.args(arguments))?)
+    }
+
+    /// The last lines of the logs of hub and agent.
+    pub(super) fn logs(&self) -> String {
+        let _ = self.reconnect();
+        let logs = |namespace: &TestNamespace, deployment: &str| {
+            let deployment = format!("deployment/{deployment}");
+            let logs = namespace.kubectl(&["logs", &deployment, "--all-pods", "--tail=20"]);
+            let logs = logs.unwrap_or_else(|error| format!("{error:#}"));
+            format!("--- {deployment}\n{logs}\n")
+        };
+        logs(&self.hub, "standin-hub") + &logs(&self.agent, "standin-tunnel-agent")
     }
 
     /// Removes both charts. Only the authority of the hub stays.

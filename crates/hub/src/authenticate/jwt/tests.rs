@@ -233,3 +233,18 @@ fn rsa_keys_sign() {
         assert!(!key.has_signed(Algorithm::RS512, b"header.claims", &signature));
     }
 }
+
+#[test]
+fn the_audience_of_a_token_is_read_without_its_keys() {
+    let token = |claims: &str| format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims));
+    let check = |claims: &str, expected: bool| {
+        assert_eq!(names_audience(&token(claims), "hub"), expected, "{claims}");
+    };
+    check(r#"{"aud": "hub"}"#, true);
+    check(r#"{"aud": ["a", "hub"]}"#, true);
+    check(r#"{"aud": ["a"]}"#, false);
+    check(r#"{"aud": "hub2"}"#, false);
+    check("{}", false);
+    check("[]", false);
+    assert!(!names_audience("opaque", "hub"));
+}

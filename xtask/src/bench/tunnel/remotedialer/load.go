@@ -188,7 +188,7 @@ func roundTrips(asked request) (values, error) {
 	return values{"seconds": seconds}, nil
 }
 
-// opens measures from the dial to the first byte that comes back.
+// opens measures from the dial to the first byte of the response.
 func opens(asked request) (values, error) {
 	var seconds []float64
 	for range asked.Count {
