@@ -45,6 +45,11 @@ impl Background {
         }
     }
 
+    /// Cancelled when the replica shuts down, also because a task has failed.
+    pub(crate) fn ending(&self) -> CancellationToken {
+        self.ending.clone()
+    }
+
     /// Starts a task that must not return.
     pub(crate) fn spawn(
         &self,

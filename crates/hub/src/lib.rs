@@ -392,7 +392,7 @@ impl Hub {
             handshakes: Semaphore::new(agents::MAX_HANDSHAKES),
             tunnels: TaskTracker::new(),
             draining,
-            ending,
+            ending: background.ending(),
             settings,
         })
     }
