@@ -126,10 +126,10 @@ mod tests {
                 Err("a password"),
             ),
             (
-                plugin("echo hunter2; echo 'log in first' >&2; exit 1"),
+                plugin("printf hunter%d 2; echo 'log in first' >&2; exit 1"),
                 Err("log in first"),
             ),
-            (plugin("echo hunter2"), Err("no ExecCredential")),
+            (plugin("printf hunter%d 2"), Err("no ExecCredential")),
         ] {
             let token = token_of(&user).await;
             match (token, expected) {

@@ -64,7 +64,7 @@ fn the_hub_has_no_right_beyond_its_registry_and_its_secrets() {
         rules(&objects, "Role", "standin-hub"),
         [
             rule(&["managedclusters"], &[], &all),
-            rule(&["managedclusters/status"], &[], &["update"]),
+            rule(&["managedclusters/status"], &[], &["update", "patch"]),
             rule(&["secrets"], &secrets, &["get", "update"]),
         ]
     );
