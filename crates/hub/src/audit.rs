@@ -22,6 +22,8 @@ pub(crate) const DEFAULT_CAPACITY: usize = 10_000;
 const MAX_ROWS: usize = 1000;
 /// The limit of a text from outside in a row, in characters.
 const MAX_TEXT: usize = 512;
+/// The limit of groups in a row.
+const MAX_GROUPS: usize = 64;
 
 /// The newest rows. Clones share them.
 #[derive(Clone, Debug)]
@@ -67,11 +69,16 @@ impl Audit {
             time: Time(Timestamp::now()),
             actor: AuditActor {
                 sub: limited(&user.name),
-                groups: user.groups.iter().map(|group| limited(group)).collect(),
+                groups: user
+                    .groups
+                    .iter()
+                    .take(MAX_GROUPS)
+                    .map(|group| limited(group))
+                    .collect(),
             },
-            verb: request.verb.clone(),
+            verb: limited(&request.verb),
             outcome: AuditOutcome::Failure,
-            cluster: cluster.to_owned(),
+            cluster: limited(cluster),
             cluster_backend: "agent".to_owned(),
             namespace: request.namespace.as_deref().map(limited),
             api_group: request.is_resource.then(|| limited(&request.api_group)),

@@ -201,11 +201,8 @@ async fn serve(
             configuration.subscribe(),
             &rotator,
             registry,
-            Supervision {
-                background: &background,
-                metrics: Arc::clone(&metrics),
-                ending: ending.clone(),
-            },
+            &background,
+            Arc::clone(&metrics),
         )
         .await?,
     );
@@ -307,13 +304,6 @@ async fn drain(hub: &Hub, graceful: &TaskTracker) {
     }
 }
 
-/// What starts, counts and ends the tasks of a hub.
-struct Supervision<'hub> {
-    background: &'hub Background,
-    metrics: Arc<Metrics>,
-    ending: CancellationToken,
-}
-
 /// How the other replicas are found.
 fn discovery(hub: &Hub) -> Discovery {
     let listed = &hub.configuration.borrow().peers;
@@ -339,13 +329,9 @@ impl Hub {
         configuration: watch::Receiver<Configuration>,
         rotator: &CertificateRotator,
         registry: Registry,
-        supervision: Supervision<'_>,
+        background: &Background,
+        metrics: Arc<Metrics>,
     ) -> Result<Self> {
-        let Supervision {
-            background,
-            metrics,
-            ending,
-        } = supervision;
         let limits = configuration.borrow().agent.limits;
         let authentication = configuration.borrow().authentication.clone();
         let namespace = settings.namespace.clone();

@@ -38,7 +38,7 @@ const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(60);
 /// The limit of a request's head. Users may be in many groups, and their tokens long.
 const MAX_HEAD: usize = 64 * 1024;
 /// The limit of concurrent requests over one connection.
-const MAX_CONCURRENT_STREAMS: u32 = 1000;
+const MAX_CONCURRENT_STREAMS: u32 = 250;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 

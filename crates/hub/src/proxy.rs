@@ -13,15 +13,15 @@
 
 mod bodies;
 mod errors;
+mod redirect;
 mod upgrade;
 mod upstream;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::WARNING;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
+use http::{Method, Request, Response, Uri};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -193,7 +193,6 @@ impl Proxy {
         B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let ignores_impersonation = impersonate::names_another_user(request.headers());
         let sent = match self.prepare(user, request, cluster, checked).await {
             Ok(prepared) => self.send(prepared, cluster, checked).await,
             Err(status) => Err(status),
@@ -206,9 +205,6 @@ impl Proxy {
                 return Err(status);
             }
         };
-        if ignores_impersonation {
-            warn_of_impersonation(response.headers_mut());
-        }
         if let Some(upgrade) = upgrade
             && upgrade::is_upgraded(&response)
         {
@@ -216,6 +212,11 @@ impl Proxy {
         }
         impersonate::clean_response(response.headers_mut());
         entry.set_status(response.status());
+        if let Err(status) = redirect::confine(&mut response, cluster) {
+            entry.set_status(status.code);
+            entry.set_reason(&status.message);
+            return Err(status);
+        }
         let is_watch = checked.request.verb == "watch";
         Ok(response.map(|body| {
             let body = match is_watch {
@@ -238,6 +239,13 @@ impl Proxy {
         B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        // Dropped silently, it would be made with the rights of another user than the one that was meant.
+        if impersonate::names_another_user(request.headers()) {
+            return Err(Status::forbidden(
+                "the hub does not forward impersonation: a request is made as its own user; repeat it without `--as` and \
+                 `Impersonate-…` headers",
+            ));
+        }
         let authorized = self
             .authorizer
             .authorize(&user, &Right::Proxy, Some(cluster));
@@ -332,12 +340,6 @@ fn check(
         request: KubernetesRequest::parse(method, &path, query),
         target,
     })
-}
-
-/// A client that asked to act as another user must not believe that it did.
-fn warn_of_impersonation(headers: &mut HeaderMap) {
-    let text = "299 - \"the hub ignores impersonation: the request was made as yourself\"";
-    headers.append(WARNING, HeaderValue::from_static(text));
 }
 
 #[cfg(test)]

@@ -14,7 +14,9 @@ use hub::{PublicCertificate, Settings};
 use process::LogArguments;
 
 /// Our crates in this program.
-const CRATES: [&str; 6] = ["api", "audit", "authority", "hub", "link", "tunnel"];
+const CRATES: [&str; 5] = ["api", "authority", "hub", "link", "tunnel"];
+/// The target of audit rows.
+const AUDIT: &str = "audit";
 
 #[derive(Debug, Parser)]
 #[command(name = "standind", version, arg_required_else_help = true)]
@@ -80,7 +82,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: HubArguments) -> Result<()> {
-    arguments.log.start(&CRATES);
+    arguments.log.start(&CRATES, Some(AUDIT));
     process::run(None, async |shutdown| {
         Ok(hub::run(settings(arguments), shutdown).await?)
     })

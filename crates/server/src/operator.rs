@@ -153,14 +153,14 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: OperatorArguments) -> Result<()> {
-    arguments.log.start(&CRATES);
+    arguments.log.start(&CRATES, None);
     process::run(None, async |shutdown| {
         Ok(operator::run(settings(arguments), shutdown).await?)
     })
 }
 
 fn uninstall() -> Result<()> {
-    process::start_log(LevelFilter::INFO, true, &CRATES);
+    process::start_log(LevelFilter::INFO, true, &CRATES, None);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

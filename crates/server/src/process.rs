@@ -9,7 +9,8 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::fmt;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 #[derive(Debug, Args)]
@@ -24,24 +25,35 @@ pub(crate) struct LogArguments {
 
 impl LogArguments {
     /// The log level applies to our crates. Logs of dependencies may contain headers, and headers may contain secrets.
-    pub(crate) fn start(&self, crates: &[&'static str]) {
-        start_log(self.log, self.log_json, crates);
+    pub(crate) fn start(&self, crates: &[&'static str], rows: Option<&'static str>) {
+        start_log(self.log, self.log_json, crates, rows);
     }
 }
 
-pub(crate) fn start_log(level: LevelFilter, as_json: bool, crates: &[&'static str]) {
-    let others = level.min(LevelFilter::WARN);
-    let filter = Targets::new()
-        .with_default(others)
+/// The log is on standard error. Events with the target `rows` are on standard output instead, one JSON object per line, whatever
+/// the level of the log is.
+pub(crate) fn start_log(
+    level: LevelFilter,
+    as_json: bool,
+    crates: &[&'static str],
+    rows: Option<&'static str>,
+) {
+    let mut filter = Targets::new()
+        .with_default(level.min(LevelFilter::WARN))
         .with_targets(crates.iter().map(|name| (*name, level)));
-    let layer = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(false);
-    let registry = tracing_subscriber::registry().with(filter);
+    let rows = rows.map(|target| {
+        filter = std::mem::take(&mut filter).with_target(target, LevelFilter::OFF);
+        let layer = fmt::layer().json().flatten_event(true);
+        let layer = layer.with_writer(std::io::stdout);
+        layer.with_filter(Targets::new().with_target(target, LevelFilter::INFO))
+    });
+    let log = fmt::layer().with_writer(std::io::stderr).with_ansi(false);
+    let registry = tracing_subscriber::registry().with(rows);
     if as_json {
-        registry.with(layer.json().flatten_event(true)).init();
+        let log = log.json().flatten_event(true);
+        registry.with(log.with_filter(filter)).init();
     } else {
-        registry.with(layer).init();
+        registry.with(log.with_filter(filter)).init();
     }
 }
 

@@ -93,7 +93,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: TunnelAgentArguments) -> Result<()> {
-    arguments.log.start(&CRATES);
+    arguments.log.start(&CRATES, None);
     let settings = settings(arguments)?;
     process::run(Some(1), async |shutdown| {
         Ok(tunnel_agent::run(settings, shutdown).await?)

@@ -59,6 +59,9 @@ pub(crate) enum Unacceptable {
     Unknown(String),
     #[error("the value of `{0}` is no text")]
     NotText(String),
+    /// HTTP/1.1 removes such spaces, so the API server would receive another name than the one that was checked.
+    #[error("the value of `{0}` begins or ends with a space")]
+    Surrounded(String),
 }
 
 /// Removes everything from a request that the API server must not get, and returns the user that the request is for.
@@ -88,6 +91,15 @@ pub(crate) fn sanitize_response(headers: &mut HeaderMap) {
     remove_hop_by_hop(headers);
     // A server that announces other addresses of itself means addresses of this cluster.
     headers.remove(http::header::ALT_SVC);
+    // These are between the hub and this agent.
+    let internal: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| name.as_str().starts_with("standin-"))
+        .cloned()
+        .collect();
+    for name in internal {
+        headers.remove(name);
+    }
 }
 
 /// The credential of this agent, which replaces any other.
@@ -123,6 +135,9 @@ fn identity(headers: &HeaderMap) -> Result<Identity, Unacceptable> {
         // Names of users may have any characters, so this is not limited to ASCII.
         let text = str::from_utf8(value.as_bytes())
             .map_err(|_| Unacceptable::NotText(name.to_string()))?;
+        if text.starts_with([' ', '\t']) || text.ends_with([' ', '\t']) {
+            return Err(Unacceptable::Surrounded(name.to_string()));
+        }
         if *name == USER {
             if has_user {
                 return Err(Unacceptable::Repeated("Impersonate-User"));
@@ -191,6 +206,36 @@ mod tests {
         expected.sort_unstable();
         assert_eq!(lines(&request), expected);
         identity
+    }
+
+    #[test]
+    fn names_that_http_would_change_are_refused() {
+        for (name, value) in [
+            ("impersonate-group", " system:masters"),
+            ("impersonate-group", "\tsystem:masters"),
+            ("impersonate-group", "system:masters "),
+            ("impersonate-user", " system:admin"),
+            ("impersonate-uid", "1\t"),
+            ("impersonate-extra-scopes", " view"),
+        ] {
+            let mut request = headers(&[("impersonate-user", "anna"), (name, value)]);
+            if name == "impersonate-user" {
+                request = headers(&[(name, value)]);
+            }
+            let refused = sanitize_request(&mut request).unwrap_err();
+            assert_eq!(
+                refused,
+                Unacceptable::Surrounded(name.to_owned()),
+                "{value:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_api_server_cannot_speak_to_the_hub() {
+        let mut response = headers(&[("standin-hub-unsent", "true"), ("audit-id", "1")]);
+        sanitize_response(&mut response);
+        assert_eq!(lines(&response), ["audit-id: 1"]);
     }
 
     #[test]

@@ -221,21 +221,25 @@ fn box_incoming(body: Incoming) -> BoxBody {
     body.map_err(Into::into).boxed_unsync()
 }
 
-/// Copies bytes between a connection and a stream of the tunnel until both directions have ended.
+/// Copies bytes between a connection and a stream of the tunnel until both directions have ended. Each ends on its own: a
+/// program may exit without reading all of its input, and its output must still arrive.
 ///
 /// # Errors
-/// When either side fails. The other one then fails too.
+/// When either direction has failed.
 pub async fn copy(
     connection: impl AsyncRead + AsyncWrite + Unpin,
     reader: Body,
     writer: BodySender,
 ) -> io::Result<Copied> {
     let (mut read, mut write) = tokio::io::split(connection);
-    let (sent, received) = tokio::try_join!(
+    let (sent, received) = tokio::join!(
         copy_into_tunnel(&mut read, writer),
         copy_out_of_tunnel(reader, &mut write),
-    )?;
-    Ok(Copied { sent, received })
+    );
+    Ok(Copied {
+        sent: sent?,
+        received: received?,
+    })
 }
 
 async fn copy_into_tunnel(
@@ -279,6 +283,17 @@ async fn copy_out_of_tunnel(
     mut reader: Body,
     connection: &mut (impl AsyncWrite + Unpin),
 ) -> io::Result<u64> {
+    let copied = write_frames(&mut reader, connection).await;
+    // Also after a failure: otherwise the other side would keep its half open for ever.
+    let ended = connection.shutdown().await;
+    let total = copied?;
+    ended.map(|()| total)
+}
+
+async fn write_frames(
+    reader: &mut Body,
+    connection: &mut (impl AsyncWrite + Unpin),
+) -> io::Result<u64> {
     let mut total = 0;
     while let Some(frame) = reader.frame().await {
         let Ok(data) = frame.map_err(io::Error::other)?.into_data() else {
@@ -288,7 +303,6 @@ async fn copy_out_of_tunnel(
         connection.write_all(&data).await?;
         connection.flush().await?;
     }
-    connection.shutdown().await?;
     Ok(total)
 }
 

@@ -116,6 +116,7 @@ pub(crate) const HUB_VALUES: ChartValues = ChartValues {
         ("proxy.primaryOperators", "proxy.primaryOperators={a}"),
         ("proxy.responseTimeoutSecs", "proxy.responseTimeoutSecs=10"),
         ("service.annotations", "service.annotations.a=b"),
+        ("service.sessionAffinity", "service.sessionAffinity=None"),
         (
             "service.nodePorts",
             "service.type=NodePort+service.nodePorts.agents=30443",

@@ -27,6 +27,9 @@ const INVALID_TTL: Duration = Duration::from_secs(5);
 const CAPACITY: usize = 4096;
 /// The limit of concurrent reviews, so that a flood of tokens does not become one of requests to the API server.
 const MAX_REVIEWS: usize = 32;
+/// The limit of reviews that wait for others. More are refused at once, so that a flood of invalid tokens delays valid ones for
+/// a short time only.
+const MAX_WAITING: usize = 256;
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The review of tokens.
@@ -37,6 +40,7 @@ pub(crate) struct TokenReviews {
     key: hmac::Key,
     cache: Cache<Vec<u8>, Option<User>>,
     reviews: Semaphore,
+    waiting: Semaphore,
 }
 
 impl std::fmt::Debug for TokenReviews {
@@ -60,6 +64,7 @@ impl TokenReviews {
             key: hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())?,
             cache: Cache::new(CAPACITY),
             reviews: Semaphore::new(MAX_REVIEWS),
+            waiting: Semaphore::new(MAX_WAITING),
         })
     }
 
@@ -88,11 +93,15 @@ impl TokenReviews {
     async fn review_now(&self, token: &str) -> Result<Option<User>, Rejected> {
         let unavailable =
             |error: &(dyn std::error::Error + 'static)| Rejected::Unavailable(error_chain(error));
+        let waiting = self.waiting.try_acquire().map_err(|_| {
+            Rejected::Unavailable("too many credentials are being checked".to_owned())
+        })?;
         let _permit = self
             .reviews
             .acquire()
             .await
             .map_err(|error| unavailable(&error))?;
+        drop(waiting);
         let audiences = self.audiences_of(token);
         let review = TokenReview {
             spec: TokenReviewSpec {

@@ -163,9 +163,13 @@ async fn forward(
         Ok(upstream) => upstream.send(request).await,
         Err(error) => Err(error),
     };
-    let sent = sent.map(|response| match is_watch {
-        true => response.map(|body| WatchBody::boxed(body, stop)),
-        false => response,
+    let sent = sent.map(|mut response| {
+        // Only this replica says that.
+        response.headers_mut().remove(UNSENT);
+        match is_watch {
+            true => response.map(|body| WatchBody::boxed(body, stop)),
+            false => response,
+        }
     });
     sent.unwrap_or_else(|error| {
         let mut response = error_status(cluster, &error).response();

@@ -22,7 +22,6 @@ use crate::proxy::tests::setup::{ApiServer, CLUSTER, Setup, Tunnels, request, tu
 
 const VERSION_PATH: &str = "/clusters/prod/version";
 const WATCH: &str = "/clusters/prod/api/v1/pods?watch=1";
-const LOG: &str = "/clusters/prod/api/v1/namespaces/shop/pods/web/log?follow=true";
 const EXEC: &str = "/clusters/prod/api/v1/namespaces/shop/pods/web/exec";
 
 /// One replica of a hub.

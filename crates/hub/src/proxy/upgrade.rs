@@ -21,6 +21,8 @@ use crate::audit::AuditEntry;
 use crate::body::{Body, full};
 use crate::impersonate;
 
+/// What Kubernetes clients upgrade to.
+const PROTOCOLS: [&str; 2] = ["websocket", "SPDY/3.1"];
 /// Parts that wait to be sent, besides the one that is being sent.
 const QUEUE: usize = 1;
 const BUFFER: usize = 16 * 1024;
@@ -39,10 +41,18 @@ pub(super) fn is_upgraded(response: &Response<Body>) -> bool {
 }
 
 impl Upgrade {
-    pub(super) fn requested<B>(request: &mut Request<B>) -> Option<Self> {
+    /// The upgrade that a request asks for. Others, such as that to HTTP/2, are not forwarded, and the request is made without
+    /// them: then its body is not lost.
+    pub(super) fn requested<B: http_body::Body>(request: &mut Request<B>) -> Option<Self> {
         let protocol = requested(request.headers())?.clone();
+        let is_known = PROTOCOLS
+            .iter()
+            .any(|known| protocol.as_bytes().eq_ignore_ascii_case(known.as_bytes()));
         // Other versions of HTTP have no such upgrades.
-        (request.version() == http::Version::HTTP_11).then(|| Self {
+        let is_upgrade = is_known
+            && request.body().is_end_stream()
+            && request.version() == http::Version::HTTP_11;
+        is_upgrade.then(|| Self {
             protocol,
             client: hyper::upgrade::on(request),
             sender: None,
@@ -90,7 +100,8 @@ impl Upgrade {
     }
 }
 
-/// Copies bytes until both directions have ended, or one has failed.
+/// Copies bytes until both directions have ended. Each ends on its own: a program may exit without reading all of its input, and
+/// its output must still arrive.
 async fn copy(
     connection: impl AsyncRead + AsyncWrite,
     reader: Body,
@@ -103,8 +114,8 @@ async fn copy(
             None => Ok(()),
         }
     };
-    tokio::try_join!(to_server, receive_all(reader, &mut write))?;
-    Ok(())
+    let (sent, received) = tokio::join!(to_server, receive_all(reader, &mut write));
+    received.and(sent)
 }
 
 async fn send_all(read: &mut (impl AsyncRead + Unpin), mut sender: BodySender) -> io::Result<()> {
@@ -126,11 +137,18 @@ async fn send_all(read: &mut (impl AsyncRead + Unpin), mut sender: BodySender) -
 }
 
 async fn receive_all(mut reader: Body, write: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    let received = write_frames(&mut reader, write).await;
+    // Also after a failure: otherwise the client would keep its half open for ever.
+    let ended = write.shutdown().await;
+    received.and(ended)
+}
+
+async fn write_frames(reader: &mut Body, write: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
     while let Some(frame) = reader.frame().await {
         if let Ok(data) = frame.map_err(io::Error::other)?.into_data() {
             write.write_all(&data).await?;
             write.flush().await?;
         }
     }
-    write.shutdown().await
+    Ok(())
 }

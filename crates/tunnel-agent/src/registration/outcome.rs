@@ -35,6 +35,11 @@ pub enum RegistrationError {
          `agent.registrationURL`"
     )]
     WrongPin { endpoint: String, cluster: String },
+    #[error(
+        "{endpoint} is not encrypted, so the registration token was not sent. Set `agent.registrationURL` to an address with \
+         `https`, or `agent.serverURL` to one with `wss`"
+    )]
+    NotEncrypted { endpoint: String },
     #[error("TLS with {endpoint} failed: {reason}")]
     Tls { endpoint: String, reason: String },
     #[error("the response of {endpoint} could not be read")]

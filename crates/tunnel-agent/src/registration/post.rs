@@ -47,11 +47,12 @@ impl Post<'_> {
     }
 
     async fn exchange(&self, registration: &Registration) -> Result<Registered, RegistrationError> {
-        let stream = self.connect().await?;
         if !self.endpoint.scheme().is_encrypted() {
-            tracing::warn!(endpoint = %self.endpoint, "registration is not encrypted");
-            return self.request(stream, registration).await;
+            return Err(RegistrationError::NotEncrypted {
+                endpoint: self.endpoint.to_string(),
+            });
         }
+        let stream = self.connect().await?;
         let name = self.endpoint.server_name();
         let name = name.map_err(|error| self.unreachable(io::Error::other(error)))?;
         let connector = TlsConnector::from(Arc::clone(&self.tls));
