@@ -36,7 +36,10 @@ pub(super) fn confine<B>(response: &mut Response<B>, cluster: &str) -> Result<()
 fn confined(headers: &HeaderMap, cluster: &str) -> Option<HeaderValue> {
     let mut locations = headers.get_all(LOCATION).iter();
     let location = locations.next()?.to_str().ok()?;
-    if locations.next().is_some() || !location.starts_with('/') || location.starts_with("//") {
+    // Browsers take a backslash for a slash, and two of them begin the name of a host.
+    let is_path =
+        location.starts_with('/') && !location.starts_with("//") && !location.contains('\\');
+    if locations.next().is_some() || !is_path {
         return None;
     }
     let (path, query) = match location.split_once('?') {
