@@ -158,13 +158,22 @@ async fn mirroring(setup: &Setup<'_>) -> Result<()> {
         ensure!(setup.request(cluster, &path).await? == shop(cluster));
         session.wait_for_line(&format!("request {path}\n")).await?;
     }
-    session.end()?;
-    let requests_by_cluster = requests_by_cluster(&fs::read_to_string(&recording)?)?;
     let expected = CLUSTERS.map(|cluster| (format!("/from-{cluster}"), cluster.to_owned()));
-    ensure!(
-        requests_by_cluster == BTreeSet::from(expected),
-        "{requests_by_cluster:?}"
-    );
+    let expected = BTreeSet::from(expected);
+    // The agent reports a request after it was delivered. While the recording is written, its last line may be incomplete.
+    until(
+        "the requests of all clusters in the recording",
+        async || {
+            let recorded = requests_by_cluster(&fs::read_to_string(&recording)?);
+            Ok(recorded
+                .is_ok_and(|recorded| recorded == expected)
+                .then_some(()))
+        },
+    )
+    .await?;
+    session.end()?;
+    let recorded = requests_by_cluster(&fs::read_to_string(&recording)?)?;
+    ensure!(recorded == expected, "{recorded:?}");
     setup.take_orders().await?;
     setup.wait_until_restored().await
 }
