@@ -159,8 +159,11 @@ async fn reconcile_active(
         let missing = Observed::missing(refusal.message);
         return Ok(plan(session, None, &missing, mode, now));
     }
-    // Each time: the configuration may have changed.
-    if let Err(refusal) = check_local(shared, LocalSession::of(session)) {
+    // Each time: the configuration may have changed. Which clusters a session of this Primary has is decided with its parent: a
+    // replica that is being replaced may still have an older configuration.
+    if !assertion::is_coordinated_here(shared, session)
+        && let Err(refusal) = check_local(shared, LocalSession::of(session))
+    {
         return Ok(plan_denied(session, refusal.message, now));
     }
     // Each time: this cluster's rules and the user that a Primary asserts may have changed.

@@ -57,7 +57,7 @@ pub(crate) fn user_of(shared: &Shared, session: &MirrordClusterSession) -> Optio
 }
 
 /// Whether this cluster is the Primary of the session, so that the user is one of its own.
-fn is_coordinated_here(shared: &Shared, session: &MirrordClusterSession) -> bool {
+pub(crate) fn is_coordinated_here(shared: &Shared, session: &MirrordClusterSession) -> bool {
     let parent = session.spec.multi_cluster_parent_name.as_deref();
     let parents = shared.members.as_ref().map(|members| &members.sessions);
     let parent = parents.zip(parent).and_then(|(all, name)| all.get(name));
