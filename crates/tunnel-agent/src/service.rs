@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use error_chain::error_chain;
 use http::{Request, Response, StatusCode, header};
 use tower_service::Service;
-use tunnel::upgrade::UPGRADE_HEADER;
+use tunnel::upgrade::{UPGRADE_HEADER, UPGRADED_HEADER};
 
 use crate::allow_list::AllowList;
 use crate::api_server::ApiServer;
@@ -95,7 +95,13 @@ impl Gate {
         let upstream = upstream.map_err(|error| unavailable(&error))?;
         let served = tunnel::upgrade::serve(request, upstream).await;
         let mut response = served.map_err(|error| unavailable(&error))?;
-        headers::sanitize_response(response.headers_mut());
+        let headers = response.headers_mut();
+        // It is set by the tunnel, and never by the API server.
+        let upgraded = headers.remove(UPGRADED_HEADER);
+        headers::sanitize_response(headers);
+        if let Some(protocol) = upgraded {
+            headers.insert(UPGRADED_HEADER, protocol);
+        }
         Ok(response)
     }
 }

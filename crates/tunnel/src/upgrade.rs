@@ -187,7 +187,9 @@ pub async fn serve(
     let (mut send, connection) = handshake.await.map_err(failed)?;
     tokio::spawn(connection.with_upgrades());
     let request = Request::from_parts(head, http_body_util::Empty::<Bytes>::new());
-    let response = send.send_request(request).await.map_err(failed)?;
+    let mut response = send.send_request(request).await.map_err(failed)?;
+    // Only this end says that.
+    response.headers_mut().remove(UPGRADED_HEADER);
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(response.map(box_incoming));
     }

@@ -7,8 +7,8 @@ use std::io;
 
 use bytes::BytesMut;
 use error_chain::error_chain;
-use http::header::{CONNECTION, HeaderValue, UPGRADE};
-use http::{Request, Response, StatusCode};
+use http::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -43,15 +43,14 @@ pub(super) fn is_upgraded(response: &Response<Body>) -> bool {
 impl Upgrade {
     /// The upgrade that a request asks for. Others, such as that to HTTP/2, are not forwarded, and the request is made without
     /// them: then its body is not lost.
-    pub(super) fn requested<B: http_body::Body>(request: &mut Request<B>) -> Option<Self> {
+    pub(super) fn requested<B>(request: &mut Request<B>) -> Option<Self> {
         let protocol = requested(request.headers())?.clone();
         let is_known = PROTOCOLS
             .iter()
             .any(|known| protocol.as_bytes().eq_ignore_ascii_case(known.as_bytes()));
         // Other versions of HTTP have no such upgrades.
-        let is_upgrade = is_known
-            && request.body().is_end_stream()
-            && request.version() == http::Version::HTTP_11;
+        let is_upgrade =
+            is_known && !has_body(request.headers()) && request.version() == http::Version::HTTP_11;
         is_upgrade.then(|| Self {
             protocol,
             client: hyper::upgrade::on(request),
@@ -98,6 +97,11 @@ impl Upgrade {
         });
         response
     }
+}
+
+fn has_body(headers: &HeaderMap) -> bool {
+    let length = headers.get(CONTENT_LENGTH);
+    headers.contains_key(TRANSFER_ENCODING) || length.is_some_and(|length| length != "0")
 }
 
 /// Copies bytes until both directions have ended. Each ends on its own: a program may exit without reading all of its input, and
@@ -151,4 +155,30 @@ async fn write_frames(reader: &mut Body, write: &mut (impl AsyncWrite + Unpin)) 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_upgrades_of_kubernetes_clients_without_a_body_are_upgrades() {
+        let check = |protocol: &str, more: &[(&str, &str)], expected: bool| {
+            let mut request = Request::post("/exec")
+                .header("connection", "Upgrade, HTTP2-Settings")
+                .header("upgrade", protocol);
+            for (name, value) in more {
+                request = request.header(*name, *value);
+            }
+            let mut request = request.body(()).unwrap();
+            let upgrade = Upgrade::requested(&mut request);
+            assert_eq!(upgrade.is_some(), expected, "{protocol} {more:?}");
+        };
+        check("websocket", &[], true);
+        check("WebSocket", &[("content-length", "0")], true);
+        check("SPDY/3.1", &[], true);
+        check("h2c", &[], false);
+        check("websocket", &[("content-length", "2")], false);
+        check("SPDY/3.1", &[("transfer-encoding", "chunked")], false);
+    }
 }
