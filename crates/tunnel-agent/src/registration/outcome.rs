@@ -19,7 +19,7 @@ pub enum RegistrationError {
     #[error(
         "the certificate of {endpoint} is not signed by an authority that this agent trusts ({reason}), so the registration \
          token was not sent. If the hub serves its own certificate, set `agent.serverCAHash` to the hub's pin: \
-         `standin cluster add {cluster}` prints it, and so does the hub's page. If the certificate is of your company's \
+         `standin cluster add {cluster}` prints it. If the certificate is of your company's \
          authority, set `agent.serverCA`. If a load balancer has the certificate for another name, correct \
          `agent.serverURL` or `agent.registrationURL`"
     )]
